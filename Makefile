@@ -51,21 +51,22 @@ nemesis: env    ## new schedules of faults on real processes (SCHEDULES=20, FAUL
 fuzz: env       ## messages of every kind at every method of a cluster, for an hour (MINUTES=60; STRANGERS=1: without a certificate)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(STRANGERS),--unauthenticated)
 
-check: env      ## style, types, import rules, generated code
+check: env      ## style, types, import rules, sizes and names, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.house
 	$(BIN)/python proto/generate.py --check
 
 proto: env      ## regenerate the code beside the .proto files
 	$(BIN)/python proto/generate.py
 
-bench: env      ## print the figures of this machine
-	$(BIN)/python -m bench
+bench: env      ## print the figures of this machine (python -m bench list: every scenario and its settings)
+	$(BIN)/python -m bench run
 
-bench-peers: env  ## the same work by Koinon, Redis and etcd, side by side (ARGS="--rounds 3 --rows get put")
-	$(BIN)/python -m bench.peers $(ARGS)
+bench-peers: env  ## the same work by Koinon, Redis and etcd, side by side (SET="rounds=3 rows=get,put")
+	$(BIN)/python -m bench run peers $(if $(SET),--set $(SET))
 
 docs: env       ## a site of all pages and the API, with its links checked: build/site/docs/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

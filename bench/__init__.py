@@ -1,1 +1,1 @@
-"""Benchmarks: they print the figures of this machine. No test depends on them."""
+"""Benchmarks: one runner (``__main__``), one table of scenarios, one report (``figures``)."""

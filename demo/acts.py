@@ -11,7 +11,7 @@ import time
 
 from demo.load import LeaderWatch, SingleWriter, write_all
 from demo.play import RIDE_TIMEOUT_MS, Play, check_all_rows, wait
-from koinon.cli.console.output import count, duration_text
+from koinon.operate.wording import count, duration_text
 from koinon_proto.contract.errors import ConditionFailedError
 
 LATENCY_SAMPLES = 500

@@ -12,13 +12,13 @@ from typing import Any
 from demo.load import SingleWriter
 from demo.play import RIDE_TIMEOUT_MS, Play, check_acknowledged
 from demo.tpch import ORDERS, PRICE, make_table
-from koinon.cli.console.output import bytes_text, duration_text
 from koinon.ingest.files import rows_of
 from koinon.ingest.job import Job, Outcome
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.session import spark_session
 from koinon.ingest.settings import Settings
-from koinon.operate.bulk_loads import LoadsClient, LoadState
+from koinon.operate.loads_client import LoadsClient, LoadState
+from koinon.operate.wording import bytes_text, duration_text
 from koinon.spark.encoding.keys import key_bytes
 
 PREFIX_HEX = "80000000"

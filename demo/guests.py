@@ -9,7 +9,7 @@ from collections.abc import Callable
 import redis
 
 from demo.play import Play
-from koinon.cli.console.output import count
+from koinon.operate.wording import count
 
 INCREMENTS = 200
 GETS = 500

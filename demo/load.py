@@ -9,9 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
-from koinon.cli.console.output import count
 from koinon.client import Client
 from koinon.operate.admin import Admin
+from koinon.operate.wording import count
 from koinon_proto.contract.errors import KoinonError, UnavailableError
 
 SLAB_ROWS = 2_000

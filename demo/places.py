@@ -15,11 +15,11 @@ import pandas as pd
 
 from demo.play import RIDE_TIMEOUT_MS, Play
 from demo.stage import Stage
-from koinon.cli.console.output import count, duration_text
 from koinon.client import Client
 from koinon.geo import CELL_BYTES, cell_keys
 from koinon.ingest.session import spark_session
 from koinon.local import LocalCluster
+from koinon.operate.wording import count, duration_text
 from koinon_proto.partitioner import partitioner_of
 
 RESOLUTION = 3

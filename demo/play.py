@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from demo.follower import Follower
 from demo.stage import Stage
 from koinon.client import Client
 from koinon.local import LocalCluster
@@ -27,6 +29,8 @@ class Play:
     rows_max: int | None = None
     acknowledged: dict[bytes, bytes] = field(default_factory=dict)
     killed_coordinator: str = ""
+    follower: Follower | None = None
+    finally_: ExitStack = field(default_factory=ExitStack)  # closed after the last act
 
 
 def check_all_rows(play: Play) -> float:

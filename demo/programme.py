@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import demo
-from demo import acts, bulk, guests, places, replicas
+from demo import acts, bulk, feeds, guests, places, replicas
 from demo.cities import NoDataError, load_cities
 from demo.play import Play
 from demo.stage import MismatchError, Stage
-from koinon.cli.console.output import count, duration_text
 from koinon.java import find_java
 from koinon.local import LocalCluster
+from koinon.operate.wording import count, duration_text
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.printable import protect_streams
 
@@ -28,10 +28,13 @@ PROGRAMME = (
     acts.single_records,
     guests.redis_client_comes_in,
     acts.coordinator_returns,
+    feeds.program_follows,
     replicas.node_dies,
     replicas.node_returns,
+    feeds.program_is_killed,
     replicas.node_joins,
     replicas.node_leaves,
+    feeds.program_missed_nothing,
     replicas.everything_is_there,
     bulk.orders_come_and_go_back,
     places.drivers_meet_riders,
@@ -82,8 +85,9 @@ def play(stage: Stage, rows_max: int | None) -> None:
         )
         with cluster.client() as client:
             shared = Play(stage=stage, cluster=cluster, client=client, rows=rows, rows_max=rows_max)
-            for act in PROGRAMME:
-                act(shared)
+            with shared.finally_:
+                for act in PROGRAMME:
+                    act(shared)
     stage.console.print(
         f"\n[bold green]Done:[/] {len(rows):,} rows, {stage.checks} checks, all of them hold; "
         f"{duration_text(stage.seconds)}. The processes are gone, and so is their data.",

@@ -11,14 +11,17 @@ from collections.abc import Iterable
 import koinon.aio
 from demo.load import SingleWriter
 from demo.play import RIDE_TIMEOUT_MS, Play, check_acknowledged, check_all_rows, wait
-from koinon.cli.console.output import bytes_text, count, duration_text
-from koinon.cli.operate.admin import print_status
-from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
-from koinon.operate.health import is_short
-from koinon.operate.moves import PlanKind, PlanRequest
-from koinon.operate.progress import MovesTracker, Snapshot
+from koinon.cli.console.reply import show
+from koinon.cli.operate.status import status_blocks
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus, count_by_primary
+from koinon.operate.judge.answers import status_answer
+from koinon.operate.judge.health import is_short
+from koinon.operate.judge.moves_progress import MovesTracker, Snapshot
+from koinon.operate.plans import PlanKind, PlanRequest
 from koinon.operate.replicas import Replicas
 from koinon.operate.verify import Verdict, verify
+from koinon.operate.wording import bytes_text, count, duration_text
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus, Table
 from koinon_proto.partitioner import partitioner
@@ -174,7 +177,7 @@ def show_state(play: Play) -> None:
     play.stage.act("The cluster, as 'koinon admin status' shows it")
     play.stage.console.print()
     status = play.cluster.wait_ready()
-    print_status(status)
+    show(*status_blocks(status, status_answer(status)))
     play.stage.console.print()
     play.stage.check(status.ready, "every partition online")
 

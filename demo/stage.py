@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from koinon.cli.console.progress import now_and_then
+from koinon.cli.console.progress_bar import now_and_then
 from koinon.cli.console.terminal import Console
 from koinon_proto.process.printable import goes_to_terminal
 

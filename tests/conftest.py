@@ -7,11 +7,15 @@ Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +41,10 @@ LONGEST_FIRST = (
 """Folders and modules whose tests take long: they are begun before the others, so that those at the
 end of a run are short.
 """
+ASYNC_TEST_TIMEOUT_S = 240.0
+"""The bound of an ``async def test_…``; it is below pytest-timeout's, so that the failure shows the
+statement at which the test waits.
+"""
 LEFT_OUT = "left out, for the time for long tests is over"
 
 # Tests start some hundreds of processes; without bytecode on disk, each would compile the whole
@@ -46,6 +54,14 @@ sys.dont_write_bytecode = False
 
 # A test's Spark job is over before what Java's second compiler makes of it pays: half of its CPU.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.fixture(autouse=True)
+def _takes_hangups() -> None:
+    """Take hangups, and have all that the test starts take them: the parent of a run in the
+    background may ignore them, as do servers that an earlier test ran in this process.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # Of an example: the first one imports what it needs, and the machine may do much else.
@@ -162,6 +178,30 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         register(session)
         yield session
         session.stop()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function, on an event loop of its own and within a bound. A
+    fixture that is an asynchronous context manager is entered, and the test gets what it yields.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {
+        name: value
+        for name, value in pyfuncitem.funcargs.items()
+        if name in inspect.signature(pyfuncitem.obj).parameters
+    }
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            for name, value in arguments.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    arguments[name] = await stack.enter_async_context(value)
+            await asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_TEST_TIMEOUT_S)
+
+    asyncio.run(run())
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

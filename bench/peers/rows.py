@@ -1,11 +1,11 @@
-"""The rows of the table: what each does to a system, through its face, for so many seconds.
+"""The work that is compared: what each row asks of a system, for so many seconds.
 
-``ROWS`` has them by name, in the order of the table. Keys are drawn evenly from ``KEYS`` records of
-100 bytes, but for YCSB's workloads, which draw by its zipfian distribution (constant 0.99,
-scrambled). Those are A (half updates), B (5 % updates), C (reads), D (5 % inserts, reads of the
-newest), E (5 % inserts, short ranges) and F (half read-modify-writes), by 64 asyncio tasks. A range
-of E is one batch of 1 to 20 neighbouring numbers: no order of keys spans the partitions of Koinon,
-or the slots of Redis.
+A row is a stream of calls (a method of ``clients.Face``, its arguments, the records that it is
+about), made one after the other, by threads, or by asyncio tasks. Keys are drawn evenly from
+``KEYS`` records of 100 bytes. YCSB's workloads draw by its zipfian distribution (constant 0.99,
+scrambled): A (half updates), B (5 % updates), C (reads), D (5 % inserts, reads of the newest), E
+(5 % inserts, short ranges) and F (half read-modify-writes). A range of E is one batch of 1 to 20
+neighbouring numbers, for no order of keys spans the partitions of Koinon or the slots of Redis.
 """
 
 from __future__ import annotations
@@ -16,33 +16,38 @@ import random
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
+from bench.measuring import VALUE
 from bench.peers.clients import Face
 
 KEYS = 20_000
-VALUE = b"v" * 100
 LARGE_KEYS = 64
 LARGE = b"L" * 100_000
 BATCH = 1_000
-CONCURRENCY = (1, 4, 16, 64, 256)
-"""Asyncio tasks; 64 and 256 are in the table, all in the plot."""
+CONCURRENCY = (1, 4, 16, 64, 256)  # asyncio tasks; the table has 64 and 256, the plot all
 TASKS = 64
 THREADS = 16
 RANGE_MAX = 20
 ZIPF = 0.99
 DRAWS = 1 << 16
+YCSB_WRITES = {"a": 0.5, "b": 0.05, "c": 0.0, "d": 0.05, "e": 0.05, "f": 0.5}
+
+Calls = Iterator[tuple[str, tuple[Any, ...], int]]
+"""A method's name, its arguments, and the number of records that count. A stream is resumed only
+once its last call was acknowledged."""
 
 
 @dataclass
 class Outcome:
-    """The figures of one run of a row."""
+    """Records of one run, its seconds, and the seconds of each call."""
 
-    rows: int = 0  # records read or written
+    rows: int = 0
     seconds: float = 0.0
-    latencies: array[float] = field(default_factory=lambda: array("d"))  # of calls, in seconds
+    latencies: array[float] = field(default_factory=lambda: array("d"))
 
 
 Row = Callable[[Face, float], Outcome]
@@ -64,39 +69,119 @@ def fill(face: Face) -> None:
         face.put(large_key_of(number), LARGE)
 
 
-# --- blocking ------------------------------------------------------------------------------------
+# --- streams of calls ----------------------------------------------------------------------------
 
 
-def _timed(call: Callable[[], int], until: float, outcome: Outcome) -> None:
-    """Call until the time has come; ``call`` returns the rows that it was about."""
+def _single(method: str, choice: random.Random) -> Calls:
+    # Keys are drawn beforehand: drawing one costs as much as a quarter of a call.
+    more = (VALUE,) if method == "put" else ()
+    calls = [(method, (key_of(choice.randrange(KEYS)), *more), 1) for _ in range(1 << 14)]
+    return itertools.cycle(calls)
+
+
+def _large(method: str, choice: random.Random) -> Calls:
+    more = (LARGE,) if method == "put" else ()
+    while True:
+        yield method, (large_key_of(choice.randrange(LARGE_KEYS)), *more), 1
+
+
+def _batch(method: str, choice: random.Random) -> Calls:
+    while True:
+        keys = [key_of(n) for n in choice.sample(range(KEYS), BATCH)]
+        yield method, ([(k, VALUE) for k in keys] if method == "put_many" else keys,), BATCH
+
+
+@cache
+def _draws(seed: int) -> list[int]:
+    """Return ranks by the zipfian distribution."""
+    weights = list(itertools.accumulate((n + 1) ** -ZIPF for n in range(KEYS)))
+    return random.Random(seed).choices(range(KEYS), cum_weights=weights, k=DRAWS)
+
+
+@cache
+def _places() -> list[int]:
+    places = list(range(KEYS))
+    random.Random(6).shuffle(places)
+    return places
+
+
+class _Ycsb:
+    """One run of a workload; its streams share the newest record that was inserted."""
+
+    def __init__(self, workload: str) -> None:
+        self._workload = workload
+        self._next = itertools.count(KEYS)
+        self._newest = KEYS - 1
+
+    def calls(self, choice: random.Random) -> Calls:
+        inserts, draws = self._workload in "de", _draws(7 if self._workload == "d" else 5)
+        first, places = choice.randrange(DRAWS), _places()
+        for at in itertools.count(first):
+            drawn = draws[at % DRAWS]
+            number = max(0, self._newest - drawn) if self._workload == "d" else places[drawn]
+            if choice.random() >= YCSB_WRITES[self._workload]:
+                if self._workload == "e":
+                    numbers = range(number, number + choice.randint(1, RANGE_MAX))
+                    yield "get_many", ([key_of(n) for n in numbers],), 1
+                else:
+                    yield "get", (key_of(number),), 1
+            elif inserts:
+                inserted = next(self._next)
+                yield "put", (key_of(inserted), VALUE), 1
+                self._newest = max(self._newest, inserted)
+            else:
+                if self._workload == "f":
+                    yield "get", (key_of(number),), 0
+                yield "put", (key_of(number), VALUE), 1
+
+
+# --- who makes the calls -------------------------------------------------------------------------
+
+
+def _check(method: str, found: Any) -> None:
+    missed = found is None if method == "get" else method == "get_many" and None in found[:1]
+    if missed:
+        raise RuntimeError("a record that was written is not there")
+
+
+def _repeat(face: Face, calls: Calls, until: float, outcome: Outcome) -> None:
     clock = time.perf_counter
-    while (began := clock()) < until:
-        outcome.rows += call()
+    for method, arguments, rows in calls:
+        if (began := clock()) >= until:
+            return
+        _check(method, getattr(face, method)(*arguments))
         outcome.latencies.append(clock() - began)
+        outcome.rows += rows
 
 
-def _sequential(call_of: Callable[[Face, random.Random], Callable[[], int]]) -> Row:
+async def _repeat_async(face: Face, calls: Calls, until: float, outcome: Outcome) -> None:
+    clock = time.perf_counter
+    for method, arguments, rows in calls:
+        if (began := clock()) >= until:
+            return
+        _check(method, await getattr(face, f"a{method}")(*arguments))
+        outcome.latencies.append(clock() - began)
+        outcome.rows += rows
+
+
+Stream = Callable[[random.Random], Calls]
+
+
+def _threads(count: int, stream: Stream) -> Row:
+    """Return the row of so many threads of one client; of the calling thread alone for one."""
+
     def run(face: Face, seconds: float) -> Outcome:
-        outcome, began = Outcome(), time.perf_counter()
-        _timed(call_of(face, random.Random(1)), began + seconds, outcome)
-        outcome.seconds = time.perf_counter() - began
-        return outcome
-
-    return run
-
-
-def _threads(call_of: Callable[[Face, random.Random], Callable[[], int]]) -> Row:
-    def run(face: Face, seconds: float) -> Outcome:
-        parts = [Outcome() for _ in range(THREADS)]
+        parts = [Outcome() for _ in range(count)]
+        streams = [stream(random.Random(n)) for n in range(count)]
         began = time.perf_counter()
-        threads = [
-            threading.Thread(
-                target=_timed, args=(call_of(face, random.Random(n)), began + seconds, part)
-            )
-            for n, part in enumerate(parts)
+        works = [
+            partial(_repeat, face, calls, began + seconds, part)
+            for calls, part in zip(streams, parts, strict=True)
         ]
+        threads = [threading.Thread(target=work) for work in works[1:]]
         for thread in threads:
             thread.start()
+        works[0]()
         for thread in threads:
             thread.join()
         return _joined(parts, began)
@@ -111,59 +196,26 @@ def _joined(parts: list[Outcome], began: float) -> Outcome:
     return whole
 
 
-def _get(face: Face, choice: random.Random) -> Callable[[], int]:
-    keys, get = _drawn(choice), face.get
-
-    def call() -> int:
-        assert get(next(keys)) is not None
-        return 1
-
-    return call
+_RUNNER = asyncio.Runner()
+"""One loop for all rows: gRPC's poller is the process's, and calls back into loops it has seen."""
 
 
-def _put(face: Face, choice: random.Random) -> Callable[[], int]:
-    keys, put = _drawn(choice), face.put
+def _tasks(count: int, stream_of: Callable[[], Stream]) -> Row:
+    """Return the row of so many tasks of one client, each with one call under way."""
 
-    def call() -> int:
-        put(next(keys), VALUE)
-        return 1
+    async def all_of_them(face: Face, seconds: float) -> Outcome:
+        await face.aopen()
+        try:
+            parts, stream = [Outcome() for _ in range(count)], stream_of()
+            streams = [stream(random.Random(n)) for n in range(count)]
+            began = time.perf_counter()
+            pairs = zip(streams, parts, strict=True)
+            await asyncio.gather(*(_repeat_async(face, c, began + seconds, p) for c, p in pairs))
+            return _joined(parts, began)
+        finally:
+            await face.aclose()
 
-    return call
-
-
-def _get_large(face: Face, choice: random.Random) -> Callable[[], int]:
-    def call() -> int:
-        value = face.get(large_key_of(choice.randrange(LARGE_KEYS)))
-        assert value is not None
-        assert len(value) == len(LARGE)
-        return 1
-
-    return call
-
-
-def _put_large(face: Face, choice: random.Random) -> Callable[[], int]:
-    def call() -> int:
-        face.put(large_key_of(choice.randrange(LARGE_KEYS)), LARGE)
-        return 1
-
-    return call
-
-
-def _get_batch(face: Face, choice: random.Random) -> Callable[[], int]:
-    def call() -> int:
-        values = face.get_many(_batch(choice))
-        assert None not in values
-        return len(values)
-
-    return call
-
-
-def _put_batch(face: Face, choice: random.Random) -> Callable[[], int]:
-    def call() -> int:
-        face.put_many([(key, VALUE) for key in _batch(choice)])
-        return BATCH
-
-    return call
+    return lambda face, seconds: _RUNNER.run(all_of_them(face, seconds))
 
 
 def _scan(face: Face, seconds: float) -> Outcome:
@@ -179,176 +231,28 @@ def _scan(face: Face, seconds: float) -> Outcome:
     return outcome
 
 
-def _drawn(choice: random.Random) -> Iterator[bytes]:
-    """Keys drawn evenly, made beforehand: drawing one costs as much as a quarter of a call."""
-    return itertools.cycle([key_of(choice.randrange(KEYS)) for _ in range(1 << 14)])
-
-
-def _batch(choice: random.Random) -> list[bytes]:
-    return [key_of(n) for n in choice.sample(range(KEYS), BATCH)]
-
-
-# --- asyncio -------------------------------------------------------------------------------------
-
-Work = Callable[[], Awaitable[int]]
-
-_RUNNER = asyncio.Runner()
-"""One loop for all rows: gRPC's poller is the process's, and calls back into loops it has seen."""
-
-
-def _tasks(count: int, work_of: Callable[[Face, random.Random], Work]) -> Row:
-    """Return the row of ``count`` tasks of one client, each with one call under way."""
-
-    async def repeat(work: Work, until: float, outcome: Outcome) -> None:
-        clock = time.perf_counter
-        while (began := clock()) < until:
-            outcome.rows += await work()
-            outcome.latencies.append(clock() - began)
-
-    async def all_of_them(face: Face, seconds: float) -> Outcome:
-        await face.aopen()
-        try:
-            parts = [Outcome() for _ in range(count)]
-            works = [work_of(face, random.Random(n)) for n in range(count)]
-            began = time.perf_counter()
-            await asyncio.gather(
-                *(
-                    repeat(work, began + seconds, part)
-                    for work, part in zip(works, parts, strict=True)
-                )
-            )
-            return _joined(parts, began)
-        finally:
-            await face.aclose()
-
-    def run(face: Face, seconds: float) -> Outcome:
-        return _RUNNER.run(all_of_them(face, seconds))
-
-    return run
-
-
-def _aget(face: Face, choice: random.Random) -> Work:
-    keys = _drawn(choice)
-
-    async def work() -> int:
-        assert await face.aget(next(keys)) is not None
-        return 1
-
-    return work
-
-
-def _aput(face: Face, choice: random.Random) -> Work:
-    keys = _drawn(choice)
-
-    async def work() -> int:
-        await face.aput(next(keys), VALUE)
-        return 1
-
-    return work
-
-
-def _aget_batch(face: Face, choice: random.Random) -> Work:
-    async def work() -> int:
-        return len(await face.aget_many(_batch(choice)))
-
-    return work
-
-
-def _aput_batch(face: Face, choice: random.Random) -> Work:
-    async def work() -> int:
-        await face.aput_many([(key, VALUE) for key in _batch(choice)])
-        return BATCH
-
-    return work
-
-
-# --- YCSB ----------------------------------------------------------------------------------------
-
-
-@cache
-def _zipfian() -> list[int]:
-    """Return draws from all records by the zipfian distribution, the most wanted ones anywhere."""
-    weights = list(itertools.accumulate((n + 1) ** -ZIPF for n in range(KEYS)))
-    drawn = random.Random(5).choices(range(KEYS), cum_weights=weights, k=DRAWS)
-    places = list(range(KEYS))
-    random.Random(6).shuffle(places)
-    return [places[rank] for rank in drawn]
-
-
-@cache
-def _ranks() -> list[int]:
-    """Return draws of how far from the newest record, by the same distribution."""
-    weights = list(itertools.accumulate((n + 1) ** -ZIPF for n in range(KEYS)))
-    return random.Random(7).choices(range(KEYS), cum_weights=weights, k=DRAWS)
-
-
-def _from(draws: list[int], first: int) -> Iterator[int]:
-    """Yield the draws in a circle, from one of them on."""
-    return (draws[at % len(draws)] for at in itertools.count(first))
+def _always(stream: Stream) -> Callable[[], Stream]:
+    return lambda: stream
 
 
 def _ycsb(workload: str) -> Row:
-    writes = {"a": 0.5, "b": 0.05, "c": 0.0, "d": 0.05, "e": 0.05, "f": 0.5}[workload]
-
-    def run(face: Face, seconds: float) -> Outcome:
-        draws = _ranks() if workload == "d" else _zipfian()
-        newest = itertools.count(KEYS)
-        inserted = [KEYS - 1]  # the newest that was acknowledged
-
-        def work_of(face: Face, choice: random.Random) -> Work:
-            mine = _from(draws, choice.randrange(DRAWS))
-
-            async def insert() -> int:
-                number = next(newest)
-                await face.aput(key_of(number), VALUE)
-                inserted[0] = max(inserted[0], number)
-                return 1
-
-            async def read() -> int:
-                number = next(mine)
-                if workload == "d":
-                    number = max(0, inserted[0] - number)
-                if workload == "e":
-                    numbers = range(number, number + choice.randint(1, RANGE_MAX))
-                    await face.aget_many([key_of(n) for n in numbers])
-                else:
-                    await face.aget(key_of(number))
-                return 1
-
-            async def write() -> int:
-                if workload in "de":
-                    return await insert()
-                key = key_of(next(mine))
-                if workload == "f":
-                    await face.aget(key)
-                await face.aput(key, VALUE)
-                return 1
-
-            async def work() -> int:
-                return await (write() if choice.random() < writes else read())
-
-            return work
-
-        return _tasks(TASKS, work_of)(face, seconds)
-
-    return run
+    return _tasks(TASKS, lambda: _Ycsb(workload).calls)
 
 
-ROWS: dict[str, Row] = {
-    "get": _sequential(_get),
-    "put": _sequential(_put),
-    "threads16-get": _threads(_get),
-    "threads16-put": _threads(_put),
-    **{f"tasks{n}-get": _tasks(n, _aget) for n in CONCURRENCY},
-    **{f"tasks{n}-put": _tasks(n, _aput) for n in CONCURRENCY},
-    "batch-get": _sequential(_get_batch),
-    "batch-put": _sequential(_put_batch),
-    "batch4-get": _tasks(4, _aget_batch),
-    "batch4-put": _tasks(4, _aput_batch),
-    "scan": _scan,
-    "large-get": _sequential(_get_large),
-    "large-put": _sequential(_put_large),
-    **{f"ycsb-{workload}": _ycsb(workload) for workload in "abcdef"},
-}
-PLOTTED = tuple(f"tasks{n}-{what}" for what in ("get", "put") for n in CONCURRENCY)
+def _rows() -> Iterator[tuple[str, Row]]:
+    for method in ("get", "put"):
+        single, batch = partial(_single, method), partial(_batch, f"{method}_many")
+        yield method, _threads(1, single)
+        yield f"threads{THREADS}-{method}", _threads(THREADS, single)
+        for count in CONCURRENCY:
+            yield f"tasks{count}-{method}", _tasks(count, _always(single))
+        yield f"batch-{method}", _threads(1, batch)
+        yield f"batch4-{method}", _tasks(4, _always(batch))
+        yield f"large-{method}", _threads(1, partial(_large, method))
+    yield "scan", _scan
+    for workload in YCSB_WRITES:
+        yield f"ycsb-{workload}", _ycsb(workload)
+
+
+ROWS: dict[str, Row] = dict(_rows())
 DEFAULT = tuple(name for name in ROWS if not name.startswith(("tasks1-", "tasks4-", "tasks16-")))

@@ -1,10 +1,8 @@
 """A client process of one system: carries out rows as it is told, until standard input closes.
 
-    python -m bench.peers.worker KIND ARGUMENTS_AS_JSON
-
 A line of input is ``{"row": NAME, "seconds": SECONDS}``, or ``{"fill": true}``; a line of output is
-the outcome, or ``{"error": TEXT}``. All systems have one each, and one runs at a time, so that no
-client's threads, memory or garbage are in the way of another's.
+the outcome, or ``{"error": TEXT}``. All systems have one process each, and one works at a time, so
+that no client's threads, memory or garbage are in the way of another's.
 """
 
 from __future__ import annotations
@@ -12,51 +10,80 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
 import sys
-import time
 from typing import Any
 
+from bench.measuring import cpu_s, percentile
 from bench.peers.clients import KINDS, Face
 from bench.peers.rows import ROWS, fill
+from bench.peers.servers import Running
+from bench.peers.systems import System
 
 
-def answer(face: Face, told: dict[str, Any]) -> dict[str, Any]:
-    """Do what a line says; return what to say of it."""
+class Worker:
+    """The client process of a system, seen from the scenario."""
+
+    def __init__(self, system: System, running: Running) -> None:
+        arguments = {"positional": running.arguments, "named": system.options | running.options}
+        self.system, self.running = system, running
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.peers.worker", system.kind, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def tell(self, **told: Any) -> dict[str, Any]:
+        """Have it do something; return the outcome, with the servers' CPU seconds."""
+        assert self._process.stdin is not None
+        pids = self.running.pids()
+        before = cpu_s(pids)
+        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.flush()
+        return {**self._answer(), "server_cpu_s": cpu_s(pids) - before}
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the client process of {self.system.name} has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def carry_out(face: Face, told: dict[str, Any]) -> dict[str, Any]:
+    """Do what a line of input says; return the outcome."""
     if told.get("fill"):
         fill(face)
         return {}
     gc.collect()
-    before = _cpu_s()
+    before = os.times()
     outcome = ROWS[told["row"]](face, told["seconds"])
-    cpu_s = _cpu_s() - before
-    latencies = sorted(outcome.latencies)
+    after = os.times()
     return {
-        "rows_per_s": outcome.rows / outcome.seconds,
         "rows": outcome.rows,
-        "seconds": outcome.seconds,
-        "client_cpu_s": cpu_s,
-        "p50_ms": _percentile_ms(latencies, 0.50),
-        "p99_ms": _percentile_ms(latencies, 0.99),
+        "rows_per_s": outcome.rows / outcome.seconds,
+        "client_cpu_s": after.user + after.system - before.user - before.system,
+        "p50_ms": percentile(outcome.latencies, 0.5) * 1e3,
+        "p99_ms": percentile(outcome.latencies, 0.99) * 1e3,
     }
-
-
-def _cpu_s() -> float:
-    used = os.times()
-    return used.user + used.system
-
-
-def _percentile_ms(ordered: list[float], share: float) -> float | None:
-    return ordered[int((len(ordered) - 1) * share)] * 1e3 if ordered else None
 
 
 def main() -> None:
     """Serve lines."""
     kind, arguments = sys.argv[1], json.loads(sys.argv[2])
     face = KINDS[kind](*arguments["positional"], **arguments["named"])
-    print(json.dumps({"ready": time.time()}), flush=True)
+    print("{}", flush=True)
     for line in sys.stdin:
         try:
-            said = answer(face, json.loads(line))
+            said = carry_out(face, json.loads(line))
         except Exception as error:
             said = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(said), flush=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from koinon import aio
     from koinon.aio import AsyncClient, AsyncKeyspaceClient
     from koinon.client import Client, KeyspaceClient, connect
+    from koinon.core.feeds import Change, ChangeBatch, FeedPositions
     from koinon.driver.request_ids import request_id
     from koinon.local import LocalCluster
     from koinon.options import ClientOptions
@@ -38,17 +39,23 @@ __all__ = [
     "request_id",
     "Durability",
     "BatchResult",
+    "Change",
+    "ChangeBatch",
     "Entry",
+    "FeedPositions",
     "Observation",
     "RowFailure",
     "WriteResult",
     "LocalCluster",
+    "CertificateNotValidError",
     "CheckFailedError",
     "ClientClosedError",
     "ClusterNotReadyError",
     "ConditionFailedError",
     "ConfigurationError",
+    "DeadlinePassedError",
     "ForkedError",
+    "HistoryBranchedError",
     "InternalError",
     "InvalidArgumentError",
     "KoinonError",
@@ -64,6 +71,7 @@ __all__ = [
     "QuotaExceededError",
     "ReplyTooLargeError",
     "ResourceExhaustedError",
+    "SnapshotNeededError",
     "StorageFullError",
     "TableBehindError",
     "UnauthenticatedError",
@@ -89,7 +97,10 @@ _HOMES = {
     "request_id": "koinon.driver.request_ids",
     "Durability": "koinon.types",
     "BatchResult": "koinon.types",
+    "Change": "koinon.core.feeds",
+    "ChangeBatch": "koinon.core.feeds",
     "Entry": "koinon.types",
+    "FeedPositions": "koinon.core.feeds",
     "Observation": "koinon.types",
     "RowFailure": "koinon.types",
     "WriteResult": "koinon.types",

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 from koinon.core.batching import PendingOperation
+from koinon.core.feeds import ChangeBatch
 from koinon.core.row_chunks import Chunk
 from koinon.driver.batch import AsyncBatch
-from koinon.driver.client_api import ClientApi, InKeyspace, InOpenedKeyspace, awaitable, described
+from koinon.driver.change_feed import ChangeFeed
+from koinon.driver.client_api import (
+    ClientApi,
+    InKeyspace,
+    InOpenedKeyspace,
+    async_iterable,
+    awaitable,
+    described,
+)
 from koinon.driver.engine import Engine
+from koinon.driver.scan_pages import Pages
 from koinon.driver.sharded import AsyncSharded
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
@@ -91,35 +101,26 @@ class AsyncOperations(InKeyspace, ABC):
     get_entries = awaitable(ClientApi.get_entries)
     put_many = awaitable(ClientApi.put_many)
     delete_many = awaitable(ClientApi.delete_many)
+    scan = async_iterable(ClientApi.scan)
+    changes = async_iterable(ClientApi.changes)
     cluster_status = awaitable(ClientApi.cluster_status)
 
-    async def scan(
-        self,
-        *,
-        prefix: BytesLike = b"",
-        start: BytesLike = b"",
-        limit: int | None = None,
-        reverse: bool = False,
-        page_rows: int = 1_000,
-        keys_only: bool = False,
-        timeout_ms: int | None = None,
-    ) -> AsyncIterator[Entry]:
-        """Yield the records whose keys begin with ``prefix``; see :meth:`koinon.Client.scan`."""
-        pages = self._pages(
-            prefix=prefix,
-            start=start,
-            limit=limit,
-            reverse=reverse,
-            page_rows=page_rows,
-            keys_only=keys_only,
-            timeout_ms=timeout_ms,
-        )
+    async def _scan(self, open_pages: Callable[[], Pages]) -> AsyncIterator[Entry]:
+        pages = open_pages()
         try:
             while (page := await pages.next()) is not None:
                 for entry in page:
                     yield entry
         finally:
             pages.close()
+
+    async def _changes(self, open_feed: Callable[[], ChangeFeed]) -> AsyncIterator[ChangeBatch]:
+        feed = open_feed()
+        try:
+            while True:
+                yield await feed.next()
+        finally:
+            feed.close()
 
     def batch(self, routing_key: BytesLike) -> AsyncBatch:
         """Return an atomic batch; see :meth:`koinon.Client.batch`. Its ``commit`` is awaited."""
@@ -129,8 +130,7 @@ class AsyncOperations(InKeyspace, ABC):
         """Return a counter, or a set, in so many shards; see :meth:`koinon.Client.sharded`."""
         return AsyncSharded(self, key, shards)
 
-    async def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
-        load = Load(self._engine, self._target, **options)
+    async def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
         with load.observed():
             try:
                 for step in load.steps(chunks):
@@ -138,7 +138,7 @@ class AsyncOperations(InKeyspace, ABC):
             except BaseException as error:
                 with suppress(KoinonError):  # it must not hide what ended the load
                     await load.abandon()
-                raise load.told(error) from error.__cause__
+                raise load.error_for_caller(error) from error.__cause__
             return load.result()
 
 
@@ -171,8 +171,8 @@ class AsyncClient(AsyncOperations):
         return self._connected
 
     async def keyspace(self, name: str) -> AsyncKeyspaceClient:
-        """Return the operations of this client in another keyspace; see
-        :meth:`koinon.Client.keyspace`.
+        """Return the operations of this client in another keyspace, once this is awaited:
+        ``carts = await client.keyspace("carts")``; see :meth:`koinon.Client.keyspace`.
         """
         return AsyncKeyspaceClient(self, await self._engine.open_keyspace(name))
 

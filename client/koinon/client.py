@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextvars
 import os
+import sys
 import threading
+import time
 import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 
 from koinon.core.batching import PendingOperation
 from koinon.core.closing import Closing
+from koinon.core.feeds import ChangeBatch
 from koinon.core.row_chunks import Chunk
 from koinon.driver.batch import Batch
+from koinon.driver.change_feed import ChangeFeed
 from koinon.driver.client_api import ClientApi, InOpenedKeyspace, described
 from koinon.driver.engine import Engine
-from koinon.driver.scans import Pages
+from koinon.driver.scan_pages import Pages
 from koinon.driver.sharded import Sharded
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
@@ -32,6 +36,7 @@ from koinon.types import BytesLike, Entry, WriteResult
 from koinon_proto.contract.errors import (
     ClientClosedError,
     ConditionFailedError,
+    ConfigurationError,
     KoinonError,
     UnknownFateError,
 )
@@ -40,6 +45,11 @@ if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
 
 T = TypeVar("T")
+
+_WAKE_AGAIN_S = 1.0
+"""A thread that waits for the loop wakes it again after so long: signals may have interrupted
+another thread on its way to wake it."""
+_ENDED_POLL_S = 0.01
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -72,6 +82,16 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
+def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+    """Return a task that asyncio forgets as soon as it has ended. Else it does so when the task is
+    freed, in Python, on whichever thread collects garbage: what a signal handler raises in the main
+    thread at that moment is lost.
+    """
+    task = asyncio.Task(work, loop=loop, **options)
+    task.add_done_callback(asyncio._unregister_task)
+    return task
+
+
 @with_options
 def connect(coordinators: str | Sequence[str] | None = None, **options: Unpack[Options]) -> Client:
     """Return a client of the cluster that these coordinators (or nodes) belong to.
@@ -98,47 +118,10 @@ class Operations(ClientApi):
     def _wake(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the engine's loop."""
 
-    def scan(
-        self,
-        *,
-        prefix: BytesLike = b"",
-        start: BytesLike = b"",
-        limit: int | None = None,
-        reverse: bool = False,
-        page_rows: int = 1_000,
-        keys_only: bool = False,
-        timeout_ms: int | None = None,
-    ) -> Iterator[Entry]:
-        """Yield the records whose keys begin with ``prefix``, a page at a time.
+    def _scan(self, open_pages: Callable[[], Pages]) -> Iterator[Entry]:
+        return self._records_of(open_pages())
 
-        Records come partition by partition, by key inside each; not in order over all. Where the
-        prefix holds what the keyspace's router takes of a key (``city/`` with ``until:2f``), one
-        partition is asked, and all come in order. Every record that is there throughout is yielded
-        once; what is written meanwhile may be missed.
-
-        Args:
-            start: only records with this key or a greater one; with ``reverse`` a lesser one.
-            limit: at most so many records, of the partitions that happen to come first.
-            reverse: inside each partition the keys descend.
-            page_rows: records that are fetched at a time.
-            keys_only: the values are empty.
-            timeout_ms: bounds each page.
-
-        Raises:
-            UnsupportedVersionError: a node is of a build that knows no ``start`` and ``reverse``.
-        """
-        pages = self._pages(
-            prefix=prefix,
-            start=start,
-            limit=limit,
-            reverse=reverse,
-            page_rows=page_rows,
-            keys_only=keys_only,
-            timeout_ms=timeout_ms,
-        )
-        return self._scan(pages)
-
-    def _scan(self, pages: Pages) -> Iterator[Entry]:
+    def _records_of(self, pages: Pages) -> Iterator[Entry]:
         first = True
         try:
             while not pages.ended and (page := self._page(pages, first=first)) is not None:
@@ -148,6 +131,17 @@ class Operations(ClientApi):
             if not pages.ended:
                 with suppress(KoinonError):
                     self._wake(pages.close)
+
+    def _changes(self, open_feed: Callable[[], ChangeFeed]) -> Iterator[ChangeBatch]:
+        return self._batches_of(open_feed())
+
+    def _batches_of(self, feed: ChangeFeed) -> Iterator[ChangeBatch]:
+        try:
+            while True:
+                yield self._run(feed.next())
+        finally:
+            with suppress(KoinonError):
+                self._wake(feed.close)
 
     def _page(self, pages: Pages, *, first: bool) -> list[Entry] | None:
         with self._engine.observing.call("scan"):
@@ -177,8 +171,7 @@ class Operations(ClientApi):
         """
         return Sharded(self, key, shards)
 
-    def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
-        load = Load(self._engine, self._target, **options)
+    def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
         with load.observed():
             try:
                 for step in load.steps(chunks):
@@ -186,7 +179,7 @@ class Operations(ClientApi):
             except BaseException as error:
                 with suppress(KoinonError):  # it must not hide what ended the load
                     self._run(load.abandon())
-                raise load.told(error) from error.__cause__
+                raise load.error_for_caller(error) from error.__cause__
             return load.result()
 
 
@@ -203,9 +196,12 @@ class Client(Operations, Closing):
     """
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
+        _refuse_gevent()
         self._addresses = addresses
         self._options = options
-        self._close_lock = threading.Lock()  # one thread closes; in a child, one connects
+        # One thread closes; in a child, one connects. A signal handler may close in the thread that
+        # closes.
+        self._close_lock = threading.RLock()
         if options.observer is not None:  # others pay nothing for it
             self._run_single = self._run_observed  # type: ignore[method-assign]
         self._connect()
@@ -216,12 +212,13 @@ class Client(Operations, Closing):
     def _connect(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_report)
+        self._loop.set_task_factory(_make_task)
         self._submissions: deque[_Waiter] = deque()  # for the loop to take
+        self._stopped = False  # the loop was told to stop, and knows
         self._wake_due = False  # the loop has been told of them and has not looked yet
         self._thread = threading.Thread(target=self._serve, name="koinon-client", daemon=True)
         self._thread.start()
-        self._submit_lock = threading.Lock()  # orders submissions and the loop's stop
-        self._stopping = False  # the loop takes no more; under the lock
+        self._stopping = False  # the loop takes no more
         try:
             self._engine = self._run(_make_engine(self._addresses, self._options))
         except BaseException:
@@ -232,7 +229,7 @@ class Client(Operations, Closing):
         """In a forked child: the loop, its thread, and whoever held a lock stayed in the parent."""
         if isinstance(self._engine, Engine) and self._engine.pools is not None:
             self._engine.pools.let_go()
-        self._close_lock = threading.Lock()
+        self._close_lock = threading.RLock()
         self._engine = cast(Engine, _NotConnected(self))
 
     def _connected(self, former: _NotConnected) -> Engine:
@@ -251,7 +248,8 @@ class Client(Operations, Closing):
 
     def keyspace(self, name: str) -> KeyspaceClient:
         """Return the operations of this client in another keyspace. It shares the connections, and
-        ends with the client. Each call asks the coordinators: keep the result.
+        ends with the client. Each call asks the coordinators: keep the result. (The asyncio client
+        returns it once this is awaited: ``carts = await client.keyspace("carts")``.)
 
         Raises:
             UnknownKeyspaceError: there is none of this name.
@@ -270,23 +268,35 @@ class Client(Operations, Closing):
             if isinstance(self._engine, _NotConnected):
                 self._engine.closed = True
             elif not self._loop.is_closed():  # the engine is closed before it has ended
-                self._run(self._engine.close())
+                if not self._stopping:  # else a signal has interrupted this before
+                    with suppress(ClientClosedError):  # a signal handler has closed it meanwhile
+                        self._run(self._engine.close())
                 self._stop_loop()
             _open_clients.discard(self)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        try:  # on this thread, which no signal interrupts half-way
+            self._refuse_all()  # what was handed over too late
+            self._loop.run_until_complete(_end_tasks())
+        finally:
+            self._loop.close()
+            self._refuse_all()  # what came since: its wake-up found the loop open, but not running
 
     def _stop_loop(self) -> None:
-        with self._submit_lock:
-            self._stopping = True
-        self._wake(self._loop.stop)
+        self._stopping = True
+        with suppress(KoinonError):  # a close that was interrupted has stopped it
+            self._wake(self._stop_once)
         self._thread.join()
-        self._submit_all()  # what was handed over too late is refused
-        self._loop.run_until_complete(_end_tasks())
-        self._loop.close()
-        self._refuse_all()  # what came since: its wake-up found the loop open, but not running
+        while not self._loop.is_closed():  # Python counts a thread as ended once a join of it was
+            time.sleep(_ENDED_POLL_S)  # interrupted, and this is the close after that
+
+    def _stop_once(self) -> None:
+        """On the loop: stop it, unless it was stopped and now ends its tasks."""
+        if not self._stopped:
+            self._stopped = True
+            self._loop.stop()
 
     def _wake(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the loop."""
@@ -297,26 +307,16 @@ class Client(Operations, Closing):
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return what it returns."""
-        try:
-            with self._submit_lock:  # what is submitted before the loop stops is ended with it
-                if self._stopping:
-                    raise ClientClosedError()
-                future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except BaseException:
-            work.close()
-            raise
-        try:
-            return future.result()
-        except CancelledError:
-            raise ClientClosedError() from None
-        except BaseException:
-            future.cancel()  # in case it was this thread that was interrupted
-            raise
+        waiter = _WorkWaiter(work)
+        self._wait_for(waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        return cast(T, waiter.result)
 
     def _run_single(self, single: PendingOperation) -> Any:
         failure = self._run_here(single)
         if not single.done:
-            self._hand_over(single, failure)
+            self._wait_for(_SingleWaiter(single, failure))
         if single.error is not None:
             raise single.error
         return single.result
@@ -326,8 +326,8 @@ class Client(Operations, Closing):
             return Client._run_single(self, single)
 
     def _run_here(self, single: PendingOperation) -> KoinonError | None:
-        """Carry the operation out on a socket of this thread's, if there is one; return the error
-        that the attempt came to, if the engine is to see to it. What is final ends here.
+        """Try the operation on a socket of this thread, if there is one. A success or a final error
+        ends it; any other error is returned, and the engine decides about a retry.
         """
         engine = self._engine
         routing = engine.router.routing
@@ -348,19 +348,24 @@ class Client(Operations, Closing):
             single.maybe_applied = single.write
         return failure
 
-    def _hand_over(self, single: PendingOperation, failure: KoinonError | None) -> None:
-        """Let the engine end the operation, and wait for that."""
-        waiter = _Waiter(single, failure)
+    def _wait_for(self, waiter: _Waiter) -> None:
+        """Hand something over to the loop, and wait until that has ended.
+
+        A signal handler may raise between any two steps of a main thread. So this thread does
+        nothing that has to be undone, and holds no lock: it appends to a deque, wakes the loop, and
+        waits for a lock of its own. All else, giving up included, happens on the loop.
+        """
         try:
             self._submissions.append(waiter)
             if not self._wake_due:  # else a wake-up is on its way, and will find this one
                 self._wake_due = True
                 self._wake_to_submit()
-            waiter.lock.acquire()
+            while not waiter.lock.acquire(timeout=_WAKE_AGAIN_S):
+                self._wake_to_submit()
         except BaseException:  # this thread was interrupted, maybe before the loop was told
             self._wake_to_submit()
             with suppress(KoinonError):
-                self._wake(self._engine.singles.abandon, single)
+                self._wake(waiter.abandon, self)
             raise
 
     def _wake_to_submit(self) -> None:
@@ -372,19 +377,24 @@ class Client(Operations, Closing):
     def _submit_all(self) -> None:
         """On the loop: begin what threads have handed over."""
         self._wake_due = False  # before the first look: what comes later wakes the loop again
-        submissions = self._submissions
-        while submissions:
-            waiter = submissions.popleft()
-            try:
-                self._engine.singles.submit(waiter.single, waiter.end, waiter.failure)
-            except KoinonError as error:
-                waiter.single.fail(error)
-                waiter.end(waiter.single)
+        while (waiter := self._next_submission()) is not None:
+            if self._stopping:
+                waiter.refuse(ClientClosedError())
+            else:
+                waiter.begin(self)
 
     def _refuse_all(self) -> None:
-        """The loop is closed, and the engine with it: end what threads hand over all the same."""
-        with self._submit_lock:
-            self._submit_all()
+        """The loop has stopped, and the engine is closed: end what threads hand over all the
+        same.
+        """
+        while (waiter := self._next_submission()) is not None:
+            waiter.refuse(ClientClosedError())
+
+    def _next_submission(self) -> _Waiter | None:
+        try:
+            return self._submissions.popleft()
+        except IndexError:
+            return None
 
 
 Client.__module__ = "koinon"
@@ -428,19 +438,115 @@ class _NotConnected:
         return getattr(engine, name)
 
 
-class _Waiter:
-    """A thread's wait for one operation, and what its own attempt came to."""
+class _Waiter(Protocol):
+    """A thread's wait for the loop. All methods run on the loop, but for ``refuse`` once the loop
+    has stopped; ``lock`` is free as soon as the wait is over.
+    """
 
-    __slots__ = ("failure", "lock", "single")
+    lock: threading.Lock
+
+    def begin(self, client: Client) -> None:
+        """Begin what is waited for, unless the thread is gone."""
+
+    def refuse(self, error: KoinonError) -> None:
+        """End the wait by the error: nothing was begun."""
+
+    def abandon(self, client: Client) -> None:
+        """The thread is gone."""
+
+
+class _SingleWaiter:
+    """A wait for a single operation; ``failure``: the error of the thread's own attempt, if any."""
+
+    __slots__ = ("_begun", "_failure", "_gone", "_single", "lock")
 
     def __init__(self, single: PendingOperation, failure: KoinonError | None) -> None:
-        self.single = single
-        self.failure = failure
+        self._single = single
+        self._failure = failure
+        self._begun = self._gone = False
         self.lock = threading.Lock()
         self.lock.acquire()
 
-    def end(self, _: PendingOperation) -> None:
+    def begin(self, client: Client) -> None:
+        if self._gone:
+            return
+        try:
+            client._engine.singles.submit(self._single, self._end, self._failure)
+            self._begun = True
+        except KoinonError as error:
+            self.refuse(error)
+
+    def refuse(self, error: KoinonError) -> None:
+        self._single.fail(error)
+        self._end(self._single)
+
+    def abandon(self, client: Client) -> None:
+        self._gone = True
+        if self._begun:
+            client._engine.singles.abandon(self._single)
+
+    def _end(self, _: PendingOperation) -> None:
         self.lock.release()
+
+
+class _WorkWaiter:
+    """A wait for a coroutine, which runs in the context that the thread has now. Once it is handed
+    over, only the loop's thread may touch it: closing a coroutine runs its ``finally`` blocks.
+    """
+
+    __slots__ = ("_context", "_gone", "_task", "_work", "error", "lock", "result")
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._context = contextvars.copy_context()
+        self._task: asyncio.Task[Any] | None = None
+        self._gone = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def begin(self, client: Client) -> None:
+        if not self._gone:
+            self._task = client._loop.create_task(self._work, context=self._context)
+            self._task.add_done_callback(self._end)
+
+    def refuse(self, error: KoinonError) -> None:
+        self._work.close()  # it was never begun
+        self.error = error
+        self.lock.release()
+
+    def abandon(self, _: Client) -> None:
+        self._gone = True
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            self.error = ClientClosedError()
+        elif (error := task.exception()) is not None:
+            self.error = error
+        else:
+            self.result = task.result()
+        self._task = None  # asyncio is told of its end in Python: on the thread that drops it last
+        self.lock.release()
+
+
+def _refuse_gevent() -> None:
+    """Refuse to connect where gevent has replaced threads by greenlets, in which the client's loop
+    would keep all others from running, and ``connect`` would never return.
+
+    Raises:
+        ConfigurationError
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise ConfigurationError(
+            reason="gevent has patched threads, without which the client cannot run: use it in a "
+            "process in which gevent.monkey is not applied"
+        )
 
 
 async def _make_engine(addresses: Sequence[str], options: ClientOptions) -> Engine:

@@ -171,9 +171,12 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
         if name == "observer":
             raise ConfigurationError(reason="URL: observer is a function: give it in Python")
         if name not in _NAMES:
+            named = [name for name in _NAMES if name != "observer"]
             raise ConfigurationError(
-                reason=f"URL: there is no option {name!r}{_instead(name, _NAMES)}"
+                reason=f"URL: there is no option {name!r}{_instead(name, named)}"
             )
+        if name in options:
+            raise ConfigurationError(reason=f"URL: {name} is given twice")
         options[name] = _value_of(name, text)
     return parts.netloc, options
 
@@ -203,7 +206,7 @@ def _instead(name: str, names: Collection[str]) -> str:
         near = [COORDINATORS]
     else:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f": did you mean {near[0]!r}?" if near else ":"
+    meant = f": did you mean {near[0]!r}?" if near else "."
     return f"{meant} There are {_listed(names)}"
 
 

@@ -31,7 +31,7 @@ from koinon_proto.contract.errors import (
     UnsupportedVersionError,
 )
 from koinon_proto.partitioner import check_new, partitioner
-from koinon_proto.process.logs import configure_logging
+from koinon_proto.process import logs, pid_file
 from koinon_proto.process.memory import collect_rarely
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
@@ -39,7 +39,7 @@ from koinon_proto.security import audit
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import add_flags, listening
-from koinon_proto.server.requests import SLOW_MS, log_slow_after
+from koinon_proto.server import requests
 
 EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 2
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="koinon coordinator",
         usage="%(prog)s --id NAME --listen HOST:PORT --data PATH [options]",
-        description="Run one coordinator. SIGTERM or SIGINT stops it cleanly.",
+        description="Run one coordinator. SIGTERM, SIGINT or SIGQUIT stops it cleanly.",
         allow_abbrev=False,
     )
     flag = made.add_argument
@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
         "--peer-listen",
         default="",
         metavar="HOST:PORT",
-        help="where other coordinators and nodes come for cheap heartbeats; none: not at all "
-        "(the host of --listen, a free port)",
+        help="where Raft's messages and nodes' heartbeats come in (the host of --listen, a free "
+        "port)",
     )
     flag(
         "--metrics-listen",
@@ -94,11 +94,21 @@ def parser() -> argparse.ArgumentParser:
     )
     add_flags(made)
     audit.add_flags(made)
-    flag("--log-format", default="text", help="text or json (%(default)s)")
-    flag("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)")
+    pid_file.add_flag(made)
+    logs.add_flags(made)
+    requests.add_flag(made)
+    _add_boot_flags(made)
     _add_numbers(
-        made, [("--slow-request-ms", SLOW_MS, "requests that take so long are logged; 0: none")]
+        made.add_argument_group("Leases and sessions; the same on every coordinator"), _LEASES
     )
+    _add_numbers(
+        made.add_argument_group("Replication; the same on every coordinator"), _REPLICATION
+    )
+    _add_numbers(made.add_argument_group("Raft"), _RAFT)
+    return made
+
+
+def _add_boot_flags(made: argparse.ArgumentParser) -> None:
     boot = made.add_argument_group("Chosen when the cluster is created, fixed afterwards")
     boot.add_argument(
         "--partitioner",
@@ -119,14 +129,6 @@ def parser() -> argparse.ArgumentParser:
         help="copies of each partition (3, or as many as --bootstrap-nodes if those are fewer)",
     )
     _add_numbers(boot, _BOOT)
-    _add_numbers(
-        made.add_argument_group("Leases and sessions; the same on every coordinator"), _LEASES
-    )
-    _add_numbers(
-        made.add_argument_group("Replication; the same on every coordinator"), _REPLICATION
-    )
-    _add_numbers(made.add_argument_group("Raft"), _RAFT)
-    return made
 
 
 _BOOT = (
@@ -171,10 +173,10 @@ def main() -> None:
     only_for_owner()
     flags = parser().parse_args()
     try:
-        configure_logging(
+        logs.configure_logging(
             flags.log_format, flags.log_level, component="coordinator", component_id=flags.id
         )
-        log_slow_after(flags.slow_request_ms)
+        requests.log_slow_after(flags.slow_request_ms)
         collect_rarely()
         config = _config(flags)
         if not config.join and not data_path(config.data).exists():
@@ -198,6 +200,7 @@ def _config(flags: argparse.Namespace) -> CoordinatorConfig:
         peer_listen=flags.peer_listen,
         listening=listening(flags.tls, flags.tls_bundle, Kind.COORDINATOR),
         audit=Audit(flags.audit_log, flags.audit_data_every),
+        pid_file=flags.pid_file,
         bootstrap=BootstrapConfig(
             bootstrap_nodes=flags.bootstrap_nodes,
             replication_factor=flags.replication_factor,

@@ -49,7 +49,6 @@ REPLICATED_TIMES = (
     "replica_timeout_ms",
     "rereplicate_after_ms",
 )
-NOWHERE = "none"
 _FEW_COPIES = {
     1: "every partition has one copy: it cannot be served while its node is down, and is lost with "
     "that node's disk. Bootstrap with three nodes for three copies, or add nodes and raise it",
@@ -226,9 +225,9 @@ class CoordinatorConfig:
 
     ``members`` are the voters that a fresh group begins with, this one among them; empty to join a
     group that runs already (or to restart one, whose data directory knows its members).
-    ``metrics_listen`` '': metrics are served nowhere. ``peer_listen`` is where streams of frames
-    are taken; '': at the host of ``listen``, at a port that the system chooses; NOWHERE: gRPC is
-    used for all.
+    ``metrics_listen`` '': metrics are served nowhere. ``peer_listen`` is where Raft's messages and
+    heartbeats of nodes are taken; '': at the host of ``listen``, at a port that the system chooses.
+    ``pid_file`` holds the process id while the coordinator listens.
     """
 
     member_id: str
@@ -243,6 +242,7 @@ class CoordinatorConfig:
     peer_listen: str = ""
     listening: Listening = field(default_factory=Listening)
     audit: Audit = NO_AUDIT
+    pid_file: Path | None = None
 
     def __post_init__(self) -> None:
         check_name("id", self.member_id)
@@ -250,7 +250,7 @@ class CoordinatorConfig:
         check_address("advertise", self.advertise)
         if self.metrics_listen:
             check_address("metrics-listen", self.metrics_listen)
-        if self.peer_listen not in ("", NOWHERE):
+        if self.peer_listen:
             check_address("peer-listen", self.peer_listen)
         if self.join:
             _require(not self.members, "--join and --members exclude each other")
@@ -280,9 +280,7 @@ class CoordinatorConfig:
 
     @property
     def peer_address(self) -> str:
-        """Where streams of frames are taken; its port may be 0. '': nowhere."""
-        if self.peer_listen == NOWHERE:
-            return ""
+        """Where the peer port listens; port 0 is one that the system chooses."""
         return self.peer_listen or f"{self.listen.rpartition(':')[0]}:0"
 
 

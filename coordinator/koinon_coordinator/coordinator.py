@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
+import os
+from collections.abc import Awaitable, Mapping
 from contextlib import AbstractContextManager
 from random import Random
 from typing import TypeVar
 
 from koinon_coordinator.config import CoordinatorConfig, TimingConfig
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.leader.leadership import Leadership
+from koinon_coordinator.leader.context import LeaderContext
+from koinon_coordinator.leader.leadership import Leadership, warn_of_ignored
 from koinon_coordinator.raft import (
     MemberStoppedError,
     RaftConfig,
@@ -43,7 +45,7 @@ T = TypeVar("T")
 class Coordinator:
     """One member of the coordinators: Raft, the state machine, the leader's work, the services.
 
-    ``start`` after the transport is mounted on a server.
+    ``start`` after the transport's peer port is open.
     """
 
     def __init__(
@@ -51,14 +53,15 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
-        self.peer_port = 0  # where this process takes streams of frames; 0: nowhere
+        self.peer_port = 0  # where Raft's messages and heartbeats come in; 0: not open
         self._replicated = ReplicatedState(self._on_config)
         self._timing = config.timing
         self._random = Random()
         self._leadership: Leadership | None = None
         self._running: asyncio.Task[None] | None = None
+        self._comparing: asyncio.Task[None] | None = None  # of our settings with the cluster's
         self._failed: asyncio.Future[None] | None = None
-        self._fences_before = 0  # in terms that are over
+        self._fences_before = self._old_stores_before = 0  # in terms that are over
         self.stopping = False
         self.transport = transport if transport is not None else StreamRaftTransport()
         self._raft = RaftMember(
@@ -84,6 +87,9 @@ class Coordinator:
         await self._raft.start()
         if self._failed.done():
             self._failed.result()
+        with contextlib.suppress(UnavailableError):  # it has stopped; ``stopped`` raises why
+            self._warn_of_members()
+        self._comparing = asyncio.ensure_future(self._warn_of_settings())
 
     async def stop(self, *, transfer_timeout_s: float = 1.0) -> None:
         """Hand leadership over if another member can take it, then leave. For a moment between the
@@ -93,6 +99,8 @@ class Coordinator:
             if self.leads and len(self.raft_status().members) > 1:
                 await asyncio.wait_for(self._raft.transfer_leadership(None), transfer_timeout_s)
                 await asyncio.sleep(self.timing.heartbeat_interval_ms / 1000 + REDIRECT_S)
+        if self._comparing is not None:
+            self._comparing.cancel()
         await self._raft.stop()
         await self._end_term()
         self.stopping = True  # tables are pushed for as long as they may still change here
@@ -164,6 +172,13 @@ class Coordinator:
         leadership = self._leadership
         return self._fences_before + (leadership.members.fences if leadership is not None else 0)
 
+    @property
+    def old_stores(self) -> int:
+        """Return how many old copies of stores this coordinator has registered since it started."""
+        leadership = self._leadership
+        now = leadership.members.old_stores if leadership is not None else 0
+        return self._old_stores_before + now
+
     def table(self) -> Table | None:
         """The table as applied here; None before the cluster is created."""
         return self._replicated.state.table()
@@ -183,12 +198,15 @@ class Coordinator:
         config = self._replicated.state.config
         return config.cluster_id if config is not None else ""
 
-    def bootstrap_nodes(self) -> int:
-        """Return how many nodes the cluster waits for."""
-        config = self._replicated.state.config or self.config.bootstrap.cluster(
-            "", self.config.timing
-        )
-        return config.bootstrap_nodes
+    def disk_room(self) -> tuple[int, int]:
+        """Return how many bytes are free, to this user, of how many on the file system of the data
+        directory; (0, 0): not known.
+        """
+        try:
+            disk = os.statvfs(self.config.data)
+        except OSError:
+            return 0, 0
+        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
     def raft_status(self) -> RaftStatus:
         """Return the status of the Raft member.
@@ -305,6 +323,56 @@ class Coordinator:
         except TimeoutError:
             raise UnavailableError(reason="no leader has been elected in time") from None
 
+    def _warn_of_members(self) -> None:
+        """Say what of the addresses that were given is ignored: the group keeps its own."""
+        known = {member: seen.address for member, seen in self.raft_status().members.items()}
+        own_id = self.config.member_id
+        given = dict(self.config.members) or {own_id: self.config.advertise}
+        ours = known if self.config.members else {own_id: known.get(own_id, given[own_id])}
+        if not known or ours == given or given.keys() == known.keys() == {own_id}:
+            return  # it is new, or alone: then the group takes the new address over
+        log.warning(
+            "setting ignored setting=%s given=%s in_force=%s why=%s",
+            "members" if self.config.members else "advertise",
+            _listed(given),
+            _listed(ours),
+            "coordinators keep the addresses with which they joined their group. One that is to "
+            "be elsewhere is added there under a new id, then the old one is removed (koinon admin "
+            "coordinators); where none can reach another: koinon recover-coordinators",
+        )
+
+    async def _warn_of_settings(self) -> None:
+        """Once all that is committed is applied here, say which settings the cluster keeps
+        otherwise. (A leader does so itself, in each of its terms.)
+        """
+        cluster = None
+        with self.watching() as changed, contextlib.suppress(UnavailableError):
+            while not self.leads:
+                await changed.wait()
+                changed.clear()
+                cluster, status = self.state.config, self.raft_status()
+                caught_up = status.applied_index >= status.commit_index > 0
+                if cluster is not None and status.leader_id and caught_up:
+                    break
+        if cluster is not None and not self.leads:
+            warn_of_ignored(self.config.bootstrap, self.config.timing, cluster)
+
+    async def _take_own_address(self) -> None:
+        """As the leader of a group of one: have the group know the address with which this process
+        was started. Nobody else would have to find it there.
+        """
+        own_id, address = self.config.member_id, self.config.advertise
+        members = self.raft_status().members
+        if members.keys() == {own_id} and members[own_id].address != address:
+            with contextlib.suppress(KoinonError):  # then the term is over
+                await self._raft.change_own_address(address)
+                log.info(
+                    "coordinator has a new address member=%s before=%s now=%s",
+                    own_id,
+                    members[own_id].address,
+                    address,
+                )
+
     # --- the Raft member's calls --------------------------------------------------------------
 
     def _on_config(self, cluster: ClusterConfig) -> None:
@@ -318,24 +386,24 @@ class Coordinator:
 
     def _on_leader(self, term: int) -> None:
         try:
-            self._leadership = Leadership(
-                term=term,
+            context = LeaderContext(
+                number=term,
                 group=self._raft,
                 replicated=self._replicated,
-                bootstrap=self.config.bootstrap,
-                timing=self.config.timing,
                 random=self._random,
             )
+            self._leadership = Leadership(context, self.config.bootstrap, self.config.timing)
         except ConfigurationError as error:
             self._fail(error)
             return
+        self._leadership.term.spawn(self._take_own_address())
         self._running = asyncio.ensure_future(self._leadership.run())
         self._running.add_done_callback(self._on_term_ended)
 
     def _on_follower(self, term: int, leader_id: str | None) -> None:
         if self._leadership is not None:
             log.info("leadership ended term=%d leader=%s", term, leader_id or "unknown")
-            self._fences_before = self.fences
+            self._fences_before, self._old_stores_before = self.fences, self.old_stores
         self._leadership = None
         if self._running is not None:
             self._running.cancel()
@@ -358,6 +426,10 @@ class Coordinator:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+
+
+def _listed(members: Mapping[str, str]) -> str:
+    return ",".join(f"{member}={address}" for member, address in sorted(members.items()))
 
 
 async def check_listens(member_id: str, address: str, timeout_s: float) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.cluster.members import LIVE_STATUSES
-from koinon_coordinator.core.decide.move_scheduler import ProgressOf
-from koinon_coordinator.core.decide.move_scheduler import Stage as ReplicaStage
+from koinon_coordinator.core.cluster.image import LIVE_STATUSES
+from koinon_coordinator.core.decide.copy_progress import ProgressOf
+from koinon_coordinator.core.decide.copy_progress import Stage as ReplicaStage
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.errors import UnavailableError
@@ -43,8 +43,9 @@ def coordinator_metrics(
     metrics.add(lambda: _of_leader(coordinator))
     metrics.add(lambda: admission_metrics.families(guard))
     view = ClusterView(coordinator)
-    metrics.add(view.look)
+    metrics.add(view.note_table)
     metrics.add(view.families, on_loop=False)
+    metrics.add(lambda: _of_disk(coordinator), on_loop=False)
     return metrics
 
 
@@ -100,6 +101,25 @@ def _of_raft(coordinator: Coordinator) -> Iterable[Family]:
     yield single(
         "koinon_fences_total", "counter", "Nodes that this leader has fenced.", coordinator.fences
     )
+    yield single(
+        "koinon_old_stores_total",
+        "counter",
+        "Nodes that this leader has registered with an old copy of their data directory.",
+        coordinator.old_stores,
+    )
+
+
+def _of_disk(coordinator: Coordinator) -> Iterable[Family]:
+    """Asks the file system, which may take its time."""
+    free, size = coordinator.disk_room()
+    if size:
+        yield single(
+            "koinon_disk_free_bytes",
+            "gauge",
+            "What is free on the file system of the data directory, to this user.",
+            free,
+        )
+        yield single("koinon_disk_total_bytes", "gauge", "Its size.", size)
 
 
 def _streams(coordinator: Coordinator, taken: Mapping[str, int]) -> Iterable[Family]:
@@ -110,12 +130,11 @@ def _streams(coordinator: Coordinator, taken: Mapping[str, int]) -> Iterable[Fam
         ("method",),
         {(method,): count for method, count in taken.items()},
     )
-    yield labelled(
+    yield single(
         "koinon_raft_streams",
         "gauge",
-        "Streams of this coordinator to the others, by what carries them.",
-        ("carrier",),
-        {(carrier,): count for carrier, count in coordinator.transport.streams().items()},
+        "Streams of this coordinator to the others.",
+        coordinator.transport.open_streams(),
     )
 
 
@@ -173,8 +192,8 @@ class ClusterView:
         self._table: Table | None = None
         self._made: tuple[Table, list[Family]] | None = None
 
-    def look(self) -> Iterable[Family]:
-        """Take the newest table."""
+    def note_table(self) -> Iterable[Family]:
+        """Keep the newest table for the endpoint's thread; return no families of its own."""
         self._table = self._coordinator.table()
         return ()
 

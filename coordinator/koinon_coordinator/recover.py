@@ -46,7 +46,7 @@ from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.addresses import check_address, check_name, is_address
 from koinon_proto.contract.errors import ConfigurationError, KoinonError
 from koinon_proto.contract.table import NodeStatus, Table, apply_update
-from koinon_proto.process.printable import protect_streams, tell
+from koinon_proto.process.printable import OutputError, let_go, protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
 from koinon_proto.security.names import ANY_SERVER
 from koinon_proto.security.transport import dialing
@@ -56,6 +56,7 @@ from koinon_proto.v1 import table_pb2, table_pb2_grpc
 CALL_TIMEOUT_S = 3.0
 EXIT_REFUSED = 1
 EXIT_CONFIGURATION = 2
+EXIT_UNPRINTED = 4
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
@@ -367,19 +368,28 @@ def main(
         ask_nodes(addresses, found)
         drop_uncommitted(found)
         image = choose(found)
-        for line in report(image, found):
-            tell(line)
+        _print("\n".join(report(image, found)), "nothing was made")
         assert image.config is not None
         if not yes:
             _confirm(image.config.cluster_id)
         write_group(data, member_id, advertise, recovered(image), found)
     except KoinonError as error:
         _end(str(error), EXIT_CONFIGURATION)
-    tell(
+    _print(
         f"Made. Start it:  koinon coordinator --id {member_id} --listen {advertise} "
         f"--data {data} --join\nThen add the others: start each with --join and a new directory, "
-        "and name it with  koinon admin coordinators add."
+        "and name it with  koinon admin coordinators add.",
+        f"{data} was made",
     )
+
+
+def _print(text: str, state: str) -> None:
+    """Print the text; if it cannot be printed, end, and say what was done until then."""
+    try:
+        tell(text)
+    except OutputError as error:
+        let_go()
+        _end(f"{state}; the output could not be printed: {error.reason}", EXIT_UNPRINTED)
 
 
 def _confirm(cluster_id: str) -> None:

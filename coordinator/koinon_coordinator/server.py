@@ -13,6 +13,7 @@ from koinon_coordinator.metrics import coordinator_metrics
 from koinon_coordinator.raft import RAFT_COMMAND, StreamRaftTransport, TransportConfig
 from koinon_coordinator.services.cluster_services import (
     SERVICES,
+    MembershipService,
     add_services,
     heartbeat_in,
 )
@@ -20,11 +21,13 @@ from koinon_coordinator.services.peer_port import FramedMethod, PeerPort
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process import stopping
+from koinon_proto.process.pid_file import pid_file
+from koinon_proto.security import method_permissions
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.security.trust import Trust
 from koinon_proto.server.aio_server import GuardedServer
-from koinon_proto.server.framed_greeting import HEARTBEAT_BYTES_MAX, HEARTBEATS_COMMAND
+from koinon_proto.server.framed_greeting import FIRST_HEARTBEAT_BYTES_MAX, HEARTBEATS_COMMAND
 from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import MetricsEndpoint
 from koinon_proto.server.rpc import (
@@ -45,13 +48,13 @@ _OPTIONS = (
 
 
 async def serve(config: CoordinatorConfig) -> None:
-    """Run a coordinator until SIGTERM or SIGINT.
+    """Run a coordinator until SIGTERM, SIGINT or SIGQUIT.
 
     Raises:
         KoinonError: it cannot start, or cannot go on; the error says why.
     """
     stop = asyncio.Event()
-    stopping.on_signal(stop.set)
+    stopping.on_signal(stop.set, (config.listening.read_again, config.audit.reopen))
     async with running(config) as coordinator:
         signalled = asyncio.ensure_future(stop.wait())
         ended = asyncio.ensure_future(coordinator.stopped())
@@ -73,66 +76,30 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         config.listening.dialing(), TransportConfig.of(config.timing.raft_heartbeat_ms)
     )
     coordinator = Coordinator(config, transport=transport)
-    guard = Guard(
-        DATA_LANE,
-        CONTROL_LANE,
-        gate=Authenticator(
-            lambda: coordinator.access,
-            takes_tls=config.listening.takes_tls,
-            trust=Trust(config.listening.bundle),
-            table=lambda: coordinator.table(),
-        ),
-        audit=config.audit,
-    )
+    guard = _guard_of(config, coordinator)
     server = GuardedServer(guard, _OPTIONS)
     members = add_services(coordinator, server, guard.control.trust_host)
-    transport.add_to_server(server)
-    peer_port = PeerPort(
-        {
-            RAFT_COMMAND: FramedMethod(
-                path="/koinon.v1.Raft/Exchange",
-                parse=RaftBatch.FromString,
-                serve=transport.take_frames,
-                first_bytes_max=HELLO_BYTES_MAX,
-                message_bytes_max=MESSAGE_BYTES_MAX,
-            ),
-            HEARTBEATS_COMMAND: FramedMethod(
-                path="/koinon.v1.Membership/Heartbeat",
-                parse=heartbeat_in,
-                serve=members.take_heartbeats,
-                first_bytes_max=HEARTBEAT_BYTES_MAX,
-                message_bytes_max=HEARTBEAT_BYTES_MAX,
-                received_bytes_max=HEARTBEAT_BYTES_MAX,
-            ),
-        },
-        config.listening,
-        guard.gate,
-        config.audit,
-    )
-    guard.on_callers_changed.append(peer_port.look_at_callers)
+    methods = _framed_methods(transport, members)
+    peer_port = PeerPort(methods, config.listening, guard.gate, config.audit)
+    guard.look_at_callers.append(peer_port.look_at_callers)
     health = await add_health_and_reflection(server, SERVICES)
     try:
-        config.listening.add_port(server, config.listen)
-    except RuntimeError as error:
+        _bind(server, config)
+    except ConfigurationError:
         endpoint.close()
-        raise ConfigurationError(
-            reason=f"listen {config.listen}: cannot be bound ({error})"
-        ) from error
+        raise
     try:
-        if config.peer_address:
-            await peer_port.start(config.peer_address)
-        coordinator.peer_port = transport.peer_port = peer_port.port
+        await peer_port.start(config.peer_address)
+        coordinator.peer_port = peer_port.port
         await _start(coordinator, config)
         await server.start()
         endpoint.start(coordinator_metrics(coordinator, guard, taken=peer_port.streams))
-        coordinator.open_addresses = warn_of_strangers(
-            config.listening,
-            {
-                "--listen": config.listen,
-                "--peer-listen": config.peer_address,
-                "--metrics-listen": config.metrics_listen,
-            },
-        )
+        addresses = {
+            "--listen": config.listen,
+            "--peer-listen": config.peer_address,
+            "--metrics-listen": config.metrics_listen,
+        }
+        coordinator.open_addresses = warn_of_strangers(config.listening, addresses)
         log.info(
             "coordinator started id=%s listen=%s peer_port=%d advertise=%s data=%s descriptors=%d",
             config.member_id,
@@ -142,7 +109,8 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
             config.data,
             descriptors,
         )
-        yield coordinator
+        with pid_file(config.pid_file):
+            yield coordinator
     finally:
         await asyncio.to_thread(endpoint.close)
         await health.enter_graceful_shutdown()
@@ -151,6 +119,49 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await server.stop(STOP_GRACE_S)
         config.listening.close()
         await asyncio.to_thread(config.audit.close)
+
+
+def _guard_of(config: CoordinatorConfig, coordinator: Coordinator) -> Guard:
+    gate = Authenticator(
+        lambda: coordinator.access,
+        takes_tls=config.listening.takes_tls,
+        trust=Trust(config.listening.bundle),
+        table=lambda: coordinator.table(),
+    )
+    return Guard(DATA_LANE, CONTROL_LANE, gate=gate, audit=config.audit)
+
+
+def _framed_methods(
+    transport: StreamRaftTransport, members: MembershipService
+) -> dict[bytes, FramedMethod]:
+    """Return what the peer port serves, by the command that opens a stream."""
+    return {
+        RAFT_COMMAND: FramedMethod(
+            path=method_permissions.RAFT_MESSAGES,
+            parse=RaftBatch.FromString,
+            serve=transport.serve_stream,
+            first_bytes_max=HELLO_BYTES_MAX,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+        ),
+        HEARTBEATS_COMMAND: FramedMethod(
+            path=method_permissions.HEARTBEATS,
+            parse=heartbeat_in,
+            serve=members.serve_heartbeats,
+            first_bytes_max=FIRST_HEARTBEAT_BYTES_MAX,
+            message_bytes_max=MESSAGE_BYTES_MAX,
+            received_bytes_max=FIRST_HEARTBEAT_BYTES_MAX,
+        ),
+    }
+
+
+def _bind(server: GuardedServer, config: CoordinatorConfig) -> None:
+    """Raise ConfigurationError if the address cannot be bound."""
+    try:
+        config.listening.add_port(server, config.listen)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            reason=f"listen {config.listen}: cannot be bound ({error})"
+        ) from error
 
 
 async def _start(coordinator: Coordinator, config: CoordinatorConfig) -> None:

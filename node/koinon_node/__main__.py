@@ -26,7 +26,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.table import DEFAULT_WEIGHT
-from koinon_proto.process.logs import configure_logging
+from koinon_proto.process import logs, pid_file
 from koinon_proto.process.memory import collect_rarely, keep_freed
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
@@ -34,7 +34,7 @@ from koinon_proto.security import audit
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import add_flags, listening
-from koinon_proto.server.requests import SLOW_MS, log_slow_after
+from koinon_proto.server import requests
 
 EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 2
@@ -50,12 +50,12 @@ _CONFIGURATION = (
 
 
 def serve(flags: argparse.Namespace) -> None:
-    """Run a storage node until SIGTERM or SIGINT."""
+    """Run a storage node until SIGTERM, SIGINT or SIGQUIT."""
     try:
-        configure_logging(
+        logs.configure_logging(
             flags.log_format, flags.log_level, component="node", component_id=flags.id
         )
-        log_slow_after(flags.slow_request_ms)
+        requests.log_slow_after(flags.slow_request_ms)
         coordinators = (part.strip() for part in flags.coordinators.split(","))
         advertise = flags.advertise or flags.listen
         config = NodeConfig(
@@ -68,10 +68,15 @@ def serve(flags: argparse.Namespace) -> None:
             weight=flags.weight,
             metrics_listen=flags.metrics_listen,
             redis=redis_endpoints(
-                flags.redis_listen, flags.redis_advertise, advertise.rpartition(":")[0]
+                flags.redis_listen,
+                flags.redis_advertise,
+                advertise.rpartition(":")[0],
+                flags.listen.rpartition(":")[0],
             ),
+            resp_proxy=flags.resp_proxy,
             listening=listening(flags.tls, flags.tls_bundle, Kind.NODE),
             audit=Audit(flags.audit_log, flags.audit_data_every),
+            pid_file=flags.pid_file,
             store=StoreConfig(
                 directory=flags.data,
                 map_size_bytes=flags.map_size_bytes,
@@ -93,7 +98,7 @@ def serve(flags: argparse.Namespace) -> None:
 
 async def _run(config: NodeConfig) -> None:
     node = Node(config)
-    stopping.on_signal(node.stop)
+    stopping.on_signal(node.stop, (config.listening.read_again, config.audit.reopen))
     await node.run()
 
 
@@ -105,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         prog="koinon node",
         usage="%(prog)s --id NAME --listen HOST:PORT --data PATH --coordinators HOST:PORT,... "
         "[options]",
-        description="Run a Koinon storage node until SIGTERM or SIGINT.",
+        description="Run a Koinon storage node until SIGTERM, SIGINT or SIGQUIT.",
         allow_abbrev=False,
     )
     flag = made.add_argument
@@ -122,6 +127,18 @@ def parser() -> argparse.ArgumentParser:
         default=DEFAULT_WEIGHT,
         help="share of partitions, relative to other nodes' (%(default)s)",
     )
+    _add_store_flags(made)
+    add_flags(made)
+    audit.add_flags(made)
+    pid_file.add_flag(made)
+    _add_listening_flags(made)
+    logs.add_flags(made)
+    requests.add_flag(made)
+    return made
+
+
+def _add_store_flags(made: argparse.ArgumentParser) -> None:
+    flag = made.add_argument
     flag(
         "--map-size-bytes",
         type=int,
@@ -147,8 +164,10 @@ def parser() -> argparse.ArgumentParser:
         default="on",
         help="make writes durable in a log in front of the store (%(default)s)",
     )
-    add_flags(made)
-    audit.add_flags(made)
+
+
+def _add_listening_flags(made: argparse.ArgumentParser) -> None:
+    flag = made.add_argument
     flag(
         "--metrics-listen",
         default="",
@@ -160,8 +179,9 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="[KEYSPACE=]HOST:PORT",
-        help="where to speak the Redis protocol (nowhere): with Koinon's clients, and with Redis's "
-        "in the keyspace default; with KEYSPACE=, with Redis's in that one. May be repeated",
+        help="the data port (one that the system chooses, at the host of --listen): Redis protocol "
+        "with Koinon's clients, with Redis's in the keyspace default, and with nodes that follow; "
+        "with KEYSPACE=, a port for Redis's in that one. May be repeated",
     )
     flag(
         "--redis-advertise",
@@ -170,16 +190,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="[KEYSPACE=]HOST:PORT",
         help="for clients, if not the host of --advertise and that port. May be repeated",
     )
-    flag("--log-format", default="text", help="text or json (%(default)s)")
-    flag("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)")
     flag(
-        "--slow-request-ms",
-        type=int,
-        default=SLOW_MS,
-        metavar="MS",
-        help="requests that take so long are logged; 0: none (%(default)s)",
+        "--resp-proxy",
+        action="store_true",
+        help="serve any key to clients of Redis, by passing commands on to the node that leads it",
     )
-    return made
 
 
 def main() -> None:

@@ -13,36 +13,42 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from koinon_node.backup.drop import CopyDropper
-from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.column_reader import ColumnReader
+from koinon_node.bulk_load.emptier import Emptier
 from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import Stager
 from koinon_node.config import Limits, NodeConfig
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.write_decisions import Primaries
+from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.core.writes.recent_writes import RecentWrites
+from koinon_node.core.writes.write_decisions import Primaries
+from koinon_node.grpc.replication_service import ReplicationService
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import Channels, LeaderCalls
-from koinon_node.primary.completion import Completion
-from koinon_node.primary.replicator import Replicator
+from koinon_node.partition.change_feeds import ChangeFeeds
+from koinon_node.partition.copy_drops import CopyDropper
+from koinon_node.partition.cuts import Cuts
+from koinon_node.partition.engine import Engine
+from koinon_node.partition.graceful_drain import GracefulDrain
+from koinon_node.partition.row_metrics import RowCounts
+from koinon_node.partition.serving_context import ServingContext
+from koinon_node.replication.commit_tracker import CommitTracker
+from koinon_node.replication.follower import Follower
+from koinon_node.replication.peers import NodePeers
+from koinon_node.replication.replicator import Replicator
 from koinon_node.resp.listener import RedisListener
+from koinon_node.resp.passing import Passing
 from koinon_node.resp.service import RedisService
-from koinon_node.serving.engine import Engine
-from koinon_node.serving.graceful_drain import GracefulDrain
-from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.checksums import Checksums
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
-from koinon_node.transport.peers import NodePeers
-from koinon_node.transport.service import ReplicationService
-from koinon_proto.contract.bounds import COUNT
+from koinon_proto.contract.bounds_gen import COUNT
 from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.process.resources import Use
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.trust import Trust
 from koinon_proto.v1 import (
@@ -82,6 +88,7 @@ class Parts:
         self.store = store
         # What heartbeats tell of the node; the node's background work keeps both up to date.
         self.stats = membership_pb2.NodeStats()
+        self.resources: Sequence[Use] = ()
         self.tls_mode = str(config.listening.mode)
         self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
@@ -106,7 +113,7 @@ class Parts:
             channels,
         )
         self.leader_calls = LeaderCalls(config.node_id, self.agent, channels)
-        self.completion = Completion(
+        self.commits = CommitTracker(
             state,
             store,
             pending,
@@ -117,13 +124,14 @@ class Parts:
             time.monotonic,
             self.agent.on_ready,
         )
-        self.writer = Writer(store, pending, self.completion, disk, limits, life.on_writer_lost)
+        self.writer = Writer(store, pending, self.commits, disk, limits, life.on_writer_lost)
         self.replicator = Replicator(
-            self.completion, self.writer, store, journal, self.leader_calls, limits, self.sizes
+            self.commits, self.writer, store, journal, self.leader_calls, limits, self.sizes
         )
         self.engine = Engine(
-            state, store, self.writer, pending, primaries, self.replicator, limits, clock
+            ServingContext(state, store, self.writer, self.replicator, limits, clock)
         )
+        self.feeds = ChangeFeeds(self.engine.context, self.commits)
         self.rows = RowCounts()
         self.replication = ReplicationService(
             self.replicator.followers,
@@ -134,25 +142,24 @@ class Parts:
             primaries,
         )
         self.redis = RedisListener(
-            RedisService(self.engine, state, self.rows, self.graceful_drain, self.replication),
+            RedisService(
+                self.engine,
+                Emptier(state, self.leader_calls),
+                self.rows,
+                self.graceful_drain,
+                self.replication,
+                self.sizes,
+            ),
             config.listening,
             self.gate,
             config.audit,
         )
-        self.stager = Stager(state, store, self.engine, self.replicator.followers, clock, self.rows)
-        self.column_reader = ColumnReader(
-            state, store, self.engine, pending, self.replicator, limits, clock, self.rows
-        )
-        self.merger = MergeScheduler(
-            state,
-            store,
-            self.writer,
-            self.engine,
-            primaries,
-            self.replicator,
-            self.leader_calls,
-            clock,
-        )
+        if config.resp_proxy:
+            self.redis.service.passing = Passing(state, dialing)
+        self.cuts = Cuts(self.engine.context, self.commits)
+        self.stager = Stager(self.engine, self.rows)
+        self.column_reader = ColumnReader(self.engine, self.rows)
+        self.merger = MergeScheduler(self.engine, self.leader_calls)
         self.follower = Follower(
             state,
             store,
@@ -166,6 +173,11 @@ class Parts:
             clock,
         )
         self.drops = CopyDropper(state, store, self.follower.applier, copies)
+
+    @property
+    def old_store(self) -> str:
+        """Why the store that this process was started on may lack acknowledged writes; "": not."""
+        return self.store.distrusted_for or self.agent.old_store
 
 
 class _Host:
@@ -198,9 +210,15 @@ class _Host:
         stats = membership_pb2.NodeStats()
         stats.CopyFrom(self._parts.stats)
         stats.tls_mode = self._parts.tls_mode
+        stats.old_store = self._parts.old_store
+        stats.clock_ahead_ms = self._parts.agent.clock_ahead_ms
         stats.open_addresses.extend(self._parts.open_addresses)
         stats.commit_out_ms = min(round(self._parts.writer.disk.out_s * 1000), COUNT)
         return stats
+
+    def sizes(self) -> membership_pb2.PartitionSizes:
+        partition_ids, _, size = self._parts.sizes.columns()
+        return membership_pb2.PartitionSizes(partition_ids=partition_ids, bytes=size)
 
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
         return self._parts.progress

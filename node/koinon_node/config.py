@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from koinon_node.store_config import StoreConfig
@@ -43,19 +44,26 @@ REPLY_BYTES = {
 
 class RedisEndpoint(NamedTuple):
     """A port that serves clients of Redis in one keyspace, which it names: ``host:port`` as the
-    node listens there, and as others reach it.
+    node listens there, and as others reach it. Port 0 is one that the system chooses.
     """
 
     keyspace: str
     listen: str
     advertise: str
 
+    def at_port(self, port: int) -> RedisEndpoint:
+        """Return the endpoint as others reach it once it listens at this port."""
+        host, _, known = self.advertise.rpartition(":")
+        return self if known != "0" else self._replace(advertise=f"{host}:{port}")
+
 
 def redis_endpoints(
-    listens: Sequence[str], advertises: Sequence[str], host: str
+    listens: Sequence[str], advertises: Sequence[str], host: str, own_host: str
 ) -> tuple[RedisEndpoint, ...]:
     """Return what the flags say, of which each is ``host:port`` for the keyspace ``default``, or
-    ``keyspace=host:port``. What is not advertised is found at its port on ``host``.
+    ``keyspace=host:port``. What is not advertised is found at its port on ``host``. The keyspace
+    ``default`` always has a port, which other nodes follow this one by: the data port. Without a
+    flag the system chooses it, on ``own_host``.
 
     Raises:
         ConfigurationError: a keyspace comes twice, is no name of one, or is advertised only.
@@ -66,6 +74,7 @@ def redis_endpoints(
         raise ConfigurationError(
             reason=f"redis-advertise: nothing listens for keyspace {strange!r} (redis-listen)"
         )
+    listened = {DEFAULT: f"{own_host}:0", **listened}
     return tuple(
         RedisEndpoint(
             keyspace, listen, advertised.get(keyspace, f"{host}:{listen.rpartition(':')[2]}")
@@ -94,8 +103,9 @@ def _by_keyspace(flag: str, values: Sequence[str]) -> dict[str, str]:
 class NodeConfig:
     """One node process. Addresses are ``host:port``. ``weight`` is the node's share of partitions,
     relative to the others'. ``metrics_listen`` '': metrics are served nowhere. ``redis``: where the
-    node speaks the Redis protocol, one entry for each keyspace. ``pool``: the node takes replicas
-    of the keyspaces of this pool.
+    node speaks the Redis protocol, one entry for each keyspace, ``default`` among them. ``pool``:
+    the node takes replicas of the keyspaces of this pool. ``pid_file`` holds the process id while
+    the node listens at all of its addresses.
     """
 
     node_id: str
@@ -108,8 +118,10 @@ class NodeConfig:
     weight: int = DEFAULT_WEIGHT
     metrics_listen: str = ""
     redis: tuple[RedisEndpoint, ...] = ()
+    resp_proxy: bool = False  # pass commands of Redis's clients on to the nodes that serve the keys
     listening: Listening = field(default_factory=Listening)
     audit: Audit = NO_AUDIT
+    pid_file: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.node_id:
@@ -122,16 +134,23 @@ class NodeConfig:
             ("listen", self.listen),
             ("advertise", self.advertise),
             *((("metrics-listen", self.metrics_listen),) if self.metrics_listen else ()),
-            *(("redis-listen", endpoint.listen) for endpoint in self.redis),
-            *(("redis-advertise", endpoint.advertise) for endpoint in self.redis),
+            *(
+                pair
+                for endpoint in self.redis
+                for pair in (
+                    ("redis-listen", endpoint.listen),
+                    ("redis-advertise", endpoint.advertise),
+                )
+                if not endpoint.listen.endswith(":0")
+            ),
             *(("coordinators", address) for address in self.coordinators),
         ):
             check_address(name, address)
 
     @property
     def redis_address(self) -> str:
-        """The address at which others reach the keyspace ``default`` by the Redis protocol; '':
-        none.
+        """The address of the data port: the keyspace ``default`` by the Redis protocol, and streams
+        to followers. '' if there is none.
         """
         return next((one.advertise for one in self.redis if one.keyspace == DEFAULT), "")
 

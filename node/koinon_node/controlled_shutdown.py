@@ -16,8 +16,8 @@ import contextlib
 from typing import Any
 
 from koinon_node.assembly import Parts
-from koinon_node.core.membership.controlled_shutdown import is_waited_for
 from koinon_node.state import NodeState
+from koinon_proto.contract.table import NO_NODE
 from koinon_proto.server.aio_server import GuardedServer
 
 _HAND_OVER_S = 10.0
@@ -58,7 +58,15 @@ async def _put_out(state: NodeState) -> None:
 
 
 def _is_waited_for(state: NodeState) -> bool:
-    served = state.served
-    if served.table is None or not state.serving():
+    """Return whether a primary has this node in an in-sync set that it could take the node out of:
+    writes wait for the node then.
+    """
+    table, me = state.served.table, state.served.node_number
+    if table is None or not state.serving():
         return False
-    return is_waited_for(served.table, served.node_number)
+    return any(
+        me in row.in_sync
+        and row.primary not in (NO_NODE, me)
+        and len(row.in_sync) > table.keyspaces.min_in_sync(row)
+        for row in table.rows
+    )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from koinon_node.assembly import Parts
-from koinon_node.core.records import U32Array
+from koinon_node.core.formats.records import U32Array
 from koinon_node.core.replication.replica_sync import Stage
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.process.measures import Family, Number, distribution, labelled, single
@@ -44,9 +44,12 @@ def node_metrics(parts: Parts, guard: Guard) -> Metrics:
         lambda: _of_replication(parts),
         lambda: _of_lease(parts),
         lambda: _of_loads(parts),
+        lambda: _of_feeds(parts),
         lambda: _of_log(parts),
         lambda: _of_redis(parts),
+        lambda: _of_resources(parts),
         lambda: _of_store(parts),
+        lambda: _of_clock_and_store(parts),
         lambda: admission_metrics.families(guard),
     ):
         metrics.add(source)
@@ -114,7 +117,7 @@ class Hosted:
 
     def look(self) -> Iterable[Family]:
         """Have the traffic counted that is yet to be counted. On the loop."""
-        self._parts.engine.traffic.flush()
+        self._parts.engine.context.traffic.flush()
         return ()
 
     def families(self) -> Iterator[Family]:
@@ -141,7 +144,7 @@ class Hosted:
         return by_role, len(table.rows) if table is not None else 0
 
     def _traffic(self, led: U32Array, partitions: int) -> Iterator[Family]:
-        traffic = self._parts.engine.traffic
+        traffic = self._parts.engine.context.traffic
         told = np.zeros(partitions, np.bool_)
         told[led] = True
         told |= (traffic.reads[:partitions] | traffic.writes[:partitions]) != 0
@@ -238,7 +241,7 @@ def _of_commits(parts: Parts) -> Iterator[Family]:
     yield distribution(
         "koinon_group_completion_seconds",
         "From a group's way to the writer process until it is durable on all required replicas.",
-        parts.completion.seconds,
+        parts.commits.seconds,
     )
 
 
@@ -268,9 +271,9 @@ def _of_replication(parts: Parts) -> Iterator[Family]:
     yield labelled(
         "koinon_follower_streams",
         "gauge",
-        "Streams of the nodes that follow this one, by the port over which they came.",
-        ("port",),
-        {(port,): count for port, count in parts.replication.streams().items()},
+        "Streams of the nodes that follow this one.",
+        (),
+        {(): parts.replication.streams},
     )
     leading = parts.replicator.leading
     sizes = np.bincount(leading.live_in_sync()[leading.led].astype(np.int64)).tolist()
@@ -345,6 +348,18 @@ def _of_loads(parts: Parts) -> Iterator[Family]:
     )
 
 
+def _of_feeds(parts: Parts) -> Iterator[Family]:
+    yield single(
+        "koinon_change_feeds", "gauge", "Change feeds that are open here.", parts.feeds.open_feeds
+    )
+    yield single(
+        "koinon_feed_changes_total",
+        "counter",
+        "Changes that feeds were told here.",
+        parts.feeds.changes_told,
+    )
+
+
 def _of_store(parts: Parts) -> Iterator[Family]:
     env, used_bytes = parts.store.env, parts.writer.used_bytes
     pages = env.info()["last_pgno"] + 1
@@ -378,6 +393,23 @@ def _of_log(parts: Parts) -> Iterator[Family]:
     )
 
 
+def _of_resources(parts: Parts) -> Iterator[Family]:
+    yield labelled(
+        "koinon_resource_used",
+        "gauge",
+        "How much of a resource is used.",
+        ("resource",),
+        {(use.name,): use.used for use in parts.resources},
+    )
+    yield labelled(
+        "koinon_resource_limit",
+        "gauge",
+        "How much of a resource there is; 0: it has no limit, or that is not known.",
+        ("resource",),
+        {(use.name,): use.limit for use in parts.resources},
+    )
+
+
 def _of_redis(parts: Parts) -> Iterator[Family]:
     redis = parts.redis
     yield single(
@@ -389,8 +421,8 @@ def _of_redis(parts: Parts) -> Iterator[Family]:
     yield single(
         "koinon_redis_held_bytes",
         "gauge",
-        "Bytes of commands that are coming in, and of replies that are not taken.",
-        redis.held_bytes,
+        "Bytes of commands that come in or wait, of transactions, and of replies that wait.",
+        redis.budget.held_bytes,
     )
     yield labelled(
         "koinon_redis_connections_closed_total",
@@ -411,3 +443,20 @@ def _of_disk(parts: Parts) -> Iterator[Family]:
         disk.f_bavail * disk.f_frsize,
     )
     yield single("koinon_disk_total_bytes", "gauge", "Its size.", disk.f_blocks * disk.f_frsize)
+
+
+def _of_clock_and_store(parts: Parts) -> Iterator[Family]:
+    yield single(
+        "koinon_clock_ahead_seconds",
+        "gauge",
+        "By how much this node's wall clock is ahead of the leading coordinator's, at least; "
+        "negative: behind.",
+        parts.agent.clock_ahead_ms / 1000,
+    )
+    yield single(
+        "koinon_old_store",
+        "gauge",
+        "Whether this process was started on a store that may lack acknowledged writes: an old "
+        "copy of its directory, or one that is not trusted.",
+        int(bool(parts.old_store)),
+    )

@@ -8,18 +8,18 @@ v1/replication.proto.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from koinon_node.core.replication.in_sync_and_hand_over import RowChange as RowChange
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo
-from koinon_proto.security.authorization import Caller
+from koinon_proto.security.authentication import StandingCaller
 from koinon_proto.server.framed_stream import PeerLostError as PeerLostError
 from koinon_proto.v1 import loads_pb2, replication_pb2
 
-FOLLOW = "/koinon.v1.Replication/Follow"
-"""The method of gRPC by which nodes follow one another; KOINON.FOLLOW is for the same callers."""
+FOLLOW = "/koinon.v1.Replication/ReadPage"
+"""The method of gRPC whose callers may also follow this node (KOINON.FOLLOW)."""
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
@@ -61,7 +61,8 @@ class PrimaryEnd(Stream[replication_pb2.FollowResponse, replication_pb2.FollowRe
 class Peers(Protocol):
     """A follower's way to primaries. Calls raise PeerLostError or the other side's typed error."""
 
-    def follow(self, node: NodeInfo) -> FollowerEnd: ...
+    async def follow(self, node: NodeInfo) -> FollowerEnd:
+        """Open a stream to the node. Raises PeerLostError if it cannot be reached."""
 
     async def read_page(
         self, node: NodeInfo, request: replication_pb2.ReadPageRequest
@@ -75,10 +76,8 @@ class Peers(Protocol):
 class TakesFollowers(Protocol):
     """A primary's side of streams that begin as connections of another protocol."""
 
-    def take_follower(self, find_caller: Callable[[], Caller], peer: str) -> asyncio.Protocol:
-        """Return the protocol that the connection speaks from now on. ``find_caller`` returns whose
-        it is; it raises KoinonError once that caller may not have it any more.
-        """
+    def take_follower(self, follower: StandingCaller, peer: str) -> asyncio.Protocol:
+        """Return the protocol that the connection speaks from now on."""
 
 
 class CoordinatorCalls(Protocol):
@@ -112,4 +111,18 @@ class LoadCalls(Protocol):
 
         Raises:
             KoinonError: it is not known whether that has been taken.
+        """
+
+
+class EmptyingCalls(Protocol):
+    """A node's way to have the coordinators' leader empty a keyspace."""
+
+    async def empty_keyspace(
+        self, cluster_id: str, keyspace_id: int, job_id: str, description: str
+    ) -> loads_pb2.EmptyKeyspaceResponse:
+        """Have a keyspace emptied by a load; return once that load is committed.
+
+        Raises:
+            UnknownFateError: it may be committed, now or later: ask again by the same ``job_id``.
+            KoinonError: nothing is emptied.
         """

@@ -9,26 +9,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from functools import lru_cache
 
 import numpy as np
 
+from koinon_node.core.formats.records import BoolArray, U32Array
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.core.quotas import Quota, Quotas
-from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.wall_time import WallTime
 from koinon_proto.contract.access import Access
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
+    DeadlinePassedError,
     KoinonError,
     LeaseExpiredError,
     PartitionOfflineError,
     TableBehindError,
 )
 from koinon_proto.contract.keyspaces import Keyspace
-from koinon_proto.contract.table import NO_NODE, OfflineReason, Table
+from koinon_proto.contract.table import NO_NODE, OfflineReason, PartitionStatus, Table
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.process.clock import boottime
 
@@ -111,6 +113,15 @@ def _partitioner(name: str, partition_count: int, base: int) -> Partitioner:
     return partitioner(name, partition_count, base)
 
 
+class Standing(Enum):
+    """Where a partition is served, as this node knows it."""
+
+    HERE = auto()
+    CHANGING = auto()  # by nobody now: a hand-over is under way, or this node lacks its lease
+    ELSEWHERE = auto()
+    NOWHERE = auto()  # it has no primary
+
+
 class NodeState:
     """The lease and what is served now. ``now`` is the clock that leases are measured by.
 
@@ -146,6 +157,15 @@ class NodeState:
         """Raise LeaseExpiredError unless the lease holds now."""
         if not self.serving():
             raise LeaseExpiredError(node_id=self.node_id)
+
+    def clock_ms(self) -> int:
+        """Return the time by which writes are taken up in time, in ms."""
+        return int(1000 * self.now())
+
+    def check_in_time(self, take_by_ms: int) -> None:
+        """Raise DeadlinePassedError if it is later than that by ``clock_ms``; 0: any time."""
+        if take_by_ms and (late_ms := self.clock_ms() - take_by_ms) > 0:
+            raise DeadlinePassedError(late_ms=late_ms)
 
     def quota(self, view: ServedPartitions, partition_id: int) -> Quota | None:
         """Return what the keyspace of a partition may still read and write here; None: anything.
@@ -228,6 +248,22 @@ class NodeState:
             p: self.refusal(view, p, sender_version)
             for p in np.unique(partition_ids[refused]).tolist()
         }
+
+    def standing(self, partition_id: int) -> Standing:
+        """Return where the partition is served now. A row whose primary has not yet said that it
+        serves counts as changing hands: who is sent there too early would be sent back.
+        """
+        view = self.served
+        if view.table is None or partition_id >= len(view.table.rows):
+            return Standing.NOWHERE
+        row = view.table.rows[partition_id]
+        if row.primary == NO_NODE:
+            return Standing.NOWHERE
+        if view.epochs[partition_id] and self.serving() and not self.stopped[partition_id]:
+            return Standing.HERE
+        if row.primary == view.node_number or row.status is PartitionStatus.ASSIGNED:
+            return Standing.CHANGING
+        return Standing.ELSEWHERE
 
     def refusal(
         self, view: ServedPartitions, partition_id: int, sender_version: int

@@ -6,9 +6,8 @@ then ``(hash & 0x7fffffff) mod count``. ``md5`` is ``|signed 128-bit big-endian 
 contiguous range of slots, ``slot * count // 16384``; the count is a power of two.
 
 A router (``routers``) says which bytes of the key are hashed. It stands in the partitioner's name,
-``murmur2(until:2f)``, so that a build that knows no routers refuses such a cluster as one of an
-unknown partitioner. Without one ``murmur2`` and ``md5`` hash the whole key, and ``crc16`` its hash
-tag, as Redis does.
+``murmur2(until:2f)``. Without one ``murmur2`` and ``md5`` hash the whole key, and ``crc16`` its
+hash tag, as Redis does.
 
 Each has a scalar form for one key and a vectorised form over columns: a list of ``bytes``, a data
 buffer with offsets, or an Arrow array. The latter is ``key_columns``, which is imported with the

@@ -11,9 +11,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import Authority, Identity, identity_of, set_trust, trusted_by
-from koinon.certs.errors import CertificateError
+from koinon.certs.certificate_error import CertificateError
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.security.names import Kind
 from tests.certs.conftest import NOW, issued

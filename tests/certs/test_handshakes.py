@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import Authority, Identity
 from koinon_proto.security.names import Kind
 from tests.certs.conftest import NOW, issued

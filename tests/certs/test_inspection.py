@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import Authority
 from koinon.certs.inspection import Fault, check_file, check_paths, view_file
 from koinon_proto.security import names

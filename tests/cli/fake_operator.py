@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import grpc
 
-from koinon_coordinator.core.cluster.access import changed
-from koinon_coordinator.core.decide.access import check_change
+from koinon_coordinator.core.cluster.access_rules import changed
+from koinon_coordinator.core.decide.access_requests import check_change
 from koinon_coordinator.services.admin_service import _access_change
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState

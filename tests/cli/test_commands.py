@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
 from koinon.local import LocalCluster
-from koinon.operate.health import problems
+from koinon.operate.judge.health import problems
 from tests.conftest import ClusterFactory
 from tests.kit.forked import Forked
 
@@ -61,6 +61,60 @@ def test_put_get_delete_round_trip_has_exit_codes(koinon: Run) -> None:
     assert (gone.returncode, gone.stdout) == (1, "")
     assert gone.stderr == "koinon: not found: cli/a\n"
     assert koinon("delete", "cli/a").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "done"),
+    [
+        (("put", "cli/full", "v"), "the put was acknowledged (version "),
+        (("delete", "cli/none"), "there was no record to delete"),
+        (("batch", "-"), "the batch was acknowledged (version "),
+    ],
+)
+def test_write_whose_result_cannot_be_printed_says_that_it_was_done(
+    cluster: LocalCluster, arguments: tuple[str, ...], done: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "koinon.cli", *arguments, "--json"],
+            env=os.environ | {"KOINON_COORDINATORS": cluster.coordinators},
+            input='{"put": "cli/full", "value": "v"}',
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.stderr.startswith(f"koinon: {done}")
+    assert ended.stderr.endswith("result could not be printed: No space left on device\n")
+    assert ended.returncode == 4
+
+
+def test_limit_of_a_keyspace_is_told_in_the_unit_that_was_given(koinon: Run) -> None:
+    created = koinon("admin", "keyspaces", "create", "cli-days", "--max-ttl", "30d")
+    assert created.returncode == 0, created.stderr
+    ended = koinon("put", "--keyspace", "cli-days", "k", "v", "--ttl", "90d")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("koinon: --ttl: longer than records of keyspace 'cli-days' may")
+    assert "(limit 30d, got 90d)" in ended.stderr
+    altered = koinon("admin", "keyspaces", "alter", "cli-days", "--default-ttl", "60d")
+    assert "--default-ttl: must be from 0 to 30d (limit 30d, got 60d)" in altered.stderr
+    too_large = koinon("admin", "keyspaces", "alter", "cli-days", "--max-value", "1TB")
+    assert too_large.returncode == 2
+    assert "--max-value: 1TB is more than a value may ever have" in too_large.stderr
+    assert koinon("admin", "keyspaces", "drop", "cli-days", "--yes").returncode == 0
+
+
+def test_value_without_an_end_is_read_to_the_limit(koinon: Run, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(3_000_000))
+    for file, more, size in (
+        ("/dev/zero", "; no more was read", (1 << 20) + 1),
+        (str(tmp_path / "big"), "", 3_000_000),
+    ):
+        ended = koinon("put", "cli/zero", "--value-file", file)
+        assert ended.returncode == 2
+        limits = f"(limit {1 << 20}, got {size})"
+        assert f"longer than a value may be, in bytes{more} {limits}" in ended.stderr
+    assert "FILE: longer than the text of a batch" in koinon("batch", "/dev/zero").stderr
 
 
 def test_put_binary_from_file_comes_back_exactly(koinon: Run, tmp_path: Path) -> None:
@@ -124,6 +178,14 @@ def test_scan_lines_json_limit_and_keys_only(koinon: Run) -> None:
         ("load", "missing.csv", "--key", "id"),
         ("--timeout", "soon", "get", "k"),
         ("up", "--coordinators", "2"),
+        # A script's variable without a value: a default would be replaced, or backed up, instead.
+        ("backup", "create", ""),
+        ("backup", "prune", "", "--keep-last", "1", "--yes"),
+        ("backup", "create", "missing", "--keyspace", ""),
+        ("backup", "show", "missing", ""),
+        ("restore", ""),
+        ("restore", "missing", "--as", ""),
+        ("restore", "missing", "--keyspace", ""),
     ],
 )
 def test_wrong_usage_ends_with_2_and_no_traceback(
@@ -135,6 +197,13 @@ def test_wrong_usage_ends_with_2_and_no_traceback(
     assert ended.exit_code == 2, ended.output
     assert ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_state_file_that_holds_no_positions_is_named() -> None:
+    ended = CliRunner().invoke(make_app(), ["watch", "--state", __file__])
+    assert ended.exit_code == 2
+    assert "--state" in ended.stderr
+    assert "--since" not in ended.stderr
 
 
 def test_unreachable_cluster_ends_with_3_and_advice(koinon: Run) -> None:
@@ -314,6 +383,15 @@ def test_admin_adds_and_removes_a_coordinator(koinon: Run, make_cluster: Cluster
         assert [member["id"] for member in members] == ["c1"]
 
 
+def test_load_of_standard_input_needs_a_format(koinon: Run) -> None:
+    untold = koinon("load", "-", "--key", "id", typed="id,v\nstdin/1,a\n")
+    assert untold.returncode == 2
+    assert "--format" in untold.stderr
+    ended = koinon("load", "-", "--key", "id", "--format", "csv", typed="id,v\nstdin/1,a\n")
+    assert ended.returncode == 0, ended.stderr
+    assert koinon("get", "stdin/1").stdout == '{"id":"stdin/1","v":"a"}\n'
+
+
 def test_load_of_truncated_gzip_names_file_and_rows_written(koinon: Run, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl.gz"
     lines = "".join(f'{{"id":"cut/{i}"}}\n' for i in range(15_000))
@@ -325,6 +403,23 @@ def test_load_of_truncated_gzip_names_file_and_rows_written(koinon: Run, tmp_pat
     answer = json.loads(koinon("load", str(path), "--key", "id", "--json").stdout)
     assert answer["rows_applied"] == 10_000
     assert "cut.jsonl.gz" in answer["error"]
+
+
+def test_load_dry_run_reads_and_checks_all_rows_and_writes_none(
+    koinon: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "dry.csv"
+    path.write_text("id,v\ndry/1,a\n,b\ndry/2,c\ndry/2,d\n")
+    ended = koinon("load", str(path), "--key", "id", "--value", "v", "--dry-run")
+    assert ended.returncode == 2
+    assert "3 rows would be written; nothing was written." in ended.stdout
+    assert "1 row repeated a key" in ended.stdout
+    assert "1 bad row, not written" in ended.stdout
+    assert "durable" not in ended.stdout
+    lenient = ("load", str(path), "--key", "id", "--dry-run", "--skip-bad", "--json")
+    answer = json.loads(koinon(*lenient).stdout)
+    assert (answer["dry_run"], answer["rows_read"], answer["rows_applied"]) == (True, 4, 0)
+    assert koinon("get", "dry/1").returncode == 1
 
 
 def test_load_oversized_value_is_a_bad_row(koinon: Run, tmp_path: Path) -> None:
@@ -357,15 +452,6 @@ def test_hexadecimal_argument_with_odd_digits_is_named(koinon: Run) -> None:
     ended = koinon("get", "--hex", "1")
     assert ended.returncode == 2
     assert "KEY '1': an odd number" in " ".join(ended.stderr.replace("│", " ").split())
-
-
-def test_default_directory_that_is_no_directory_is_one_line(koinon: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    environment = {"KOINON_COORDINATORS": "", "KOINON_DATA": str(tmp_path / "file")}
-    ended = koinon("get", "k", environment=environment)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(f"koinon: {tmp_path}/file/cluster.json: Not a directory")
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("server", ["node", "coordinator"])

@@ -101,6 +101,25 @@ def test_copy_if_absent_leaves_rows_alone_and_verify_names_those_that_differ(
     ]
 
 
+def test_rows_that_are_left_out_of_a_comparison_are_said(
+    cluster: LocalCluster, client: Client, target: KeyspaceClient
+) -> None:
+    client.put(b"m7/short", b"v", ttl_ms=30_000)
+    both = ("--from", "default", "--to", "copied", "--prefix", "m7/", "--dry-run", "--verify")
+    command = ["copy", "--coordinators", cluster.coordinators, *both]
+    ended = CliRunner().invoke(make_app(["koinon.cli.data.copy"]), command)
+    assert "Identical" not in ended.stdout
+    assert "Nothing was compared." in ended.stdout
+    assert "within a minute: 1 row of the source, 0 of the target" in ended.stdout
+    assert "1 row would be copied (" in ended.stdout
+    but_for = "1 row would be copied, but for those that the target has ("
+    command.append("--if-absent")
+    assert but_for in CliRunner().invoke(make_app(["koinon.cli.data.copy"]), command).stdout
+    answer = json.loads(ran("--coordinators", cluster.coordinators, *both).stdout)
+    assert answer["verify"]["rows_expiring_from"] == 1
+    assert answer["verify"]["rows_expiring_to"] == 0
+
+
 def test_copy_dry_run_writes_nothing_and_compares(
     koinon: Run, client: Client, target: KeyspaceClient
 ) -> None:

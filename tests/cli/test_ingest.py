@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
 from koinon.local import LocalCluster
+from koinon_proto.process.child_python import module_command
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -26,11 +27,9 @@ WITHOUT = "import sys; sys.modules[{module!r}] = None; from koinon_command impor
 
 def run(*arguments: str, module_missing: str = "", **environment: str) -> Any:
     """Run ``koinon ARGUMENTS``; as if a module were not installed, if one is named."""
-    start = (
-        ["-c", WITHOUT.format(module=module_missing)] if module_missing else ["-m", "koinon.cli"]
-    )
+    start = [sys.executable, "-c", WITHOUT.format(module=module_missing)]
     return subprocess.run(
-        [sys.executable, *start, *arguments],
+        [*(start if module_missing else module_command("koinon.cli")), *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

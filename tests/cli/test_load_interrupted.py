@@ -11,7 +11,7 @@ import pytest
 
 import koinon
 from koinon.cli.data.load import Loader, Tally
-from koinon.cli.data.slabs import Slab
+from koinon.sources.slabs import Slab
 from koinon.types import WriteResult
 from tests.client.kit.fake_cluster import FakeCluster
 

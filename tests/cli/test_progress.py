@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from demo.stage import Stage
-from koinon.cli.console import progress
-from koinon.cli.console.progress import LINE_EVERY_S, now_and_then
+from koinon.cli.console import progress_bar
+from koinon.cli.console.progress_bar import LINE_EVERY_S, now_and_then
 
 
 def test_line_is_said_every_five_seconds_not_at_every_look() -> None:
@@ -30,7 +30,7 @@ def test_line_that_does_not_change_is_said_once() -> None:
 def test_demo_without_a_terminal_says_each_line_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(progress_bar, "LINE_EVERY_S", 0.0)
     with Stage().progress("ingesting", 1_500_000) as advance:
         for done, remark in (0, "starting"), (0, "starting"), (0, "staging"), (500_000, "staging"):
             advance(done, remark)

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
-from koinon.cli.operate.remedies import advice
-from koinon.operate.hotspots import (
+from koinon.operate.judge.hotspots import (
     MEASURES,
     READS,
     WRITES,
@@ -23,7 +22,8 @@ from koinon.operate.hotspots import (
     blame,
     hottest,
 )
-from koinon.operate.sizing import size
+from koinon.operate.judge.remedies import advice
+from koinon.operate.judge.sizing import size
 from koinon.operate.traffic import Survey
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.contract.keyspaces import KeyspaceList

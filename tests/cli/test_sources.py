@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from koinon.cli.data import delimited
-from koinon.cli.data import slabs as slab_module
-from koinon.cli.data.delimited import lines_of
-from koinon.cli.data.slabs import BadRow
-from koinon.cli.data.sources import format_of, open_source
+from koinon.sources import delimited, row_batches, text_files
+from koinon.sources import slabs as slab_module
+from koinon.sources.delimited import lines_of
+from koinon.sources.opening import format_of, open_source, pieces_of, read_piece
+from koinon.sources.slabs import BadRow, SlabMaker
+from koinon.sources.taken import Taken
 from koinon_proto.contract.errors import InvalidArgumentError
 
 
@@ -235,9 +240,9 @@ def test_numbers_that_json_has_none_for_become_words(tmp_path: Path) -> None:
     ]
     assert bad == []
     assert list(read(path, "id", "n")[0].values()) == [
-        b'"NaN"',
-        b'"Infinity"',
-        b'"-Infinity"',
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
         b"1.5",
     ]
 
@@ -249,7 +254,7 @@ def test_parquet_columns_of_any_type_become_keys_and_values(tmp_path: Path) -> N
     assert rows == {b"1": b"\xff", b"3": b""}
     assert [row.row for row in bad] == [2]
     rows, _ = read(path, "id")
-    assert json.loads(rows[b"1"]) == {"id": 1, "b": {"base64": "/w=="}}
+    assert json.loads(rows[b"1"]) == {"id": 1, "b": "/w=="}
 
 
 def test_slabs_are_bounded_and_report_their_position(
@@ -326,3 +331,191 @@ def test_repeated_column_name_is_refused(tmp_path: Path) -> None:
     path.write_text("id,v,v\n1,a,b\n")
     with pytest.raises(InvalidArgumentError, match="more than one column named 'v'"):
         read(path, "id")
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        (b'id,"long\nname"\n', ["id", "long\nname"]),
+        (b"id,v,,\n", ["id", "v", "_c2", "_c3"]),
+        (b"\r\n\nid,v\n", ["id", "v"]),
+        (b"\xef\xbb\xbfid, v\r\n", ["id", " v"]),
+        (b'\xef\xbb\xbf"id","a ""b"""\n', ["id", 'a "b"']),
+    ],
+)
+def test_csv_header_is_read_as_rows_are(tmp_path: Path, header: bytes, names: list[str]) -> None:
+    path = tmp_path / "a.csv"
+    row = b",".join([b"1"] * len(names)) + b"\n"
+    path.write_bytes(header + row + b"too,many" + row)
+    rows, bad = read(path, "id")
+    assert [list(json.loads(value)) for value in rows.values()] == [names]
+    assert [row.row for row in bad] == [2]
+    assert lines_of(path, [2], ",") == {2: header.count(b"\n") + 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("id,v\n1,a\n".encode("utf-16"), "a.csv: it is UTF-16 or UTF-32; make it UTF-8"),
+        ("id,v\n1,a\n".encode("utf-16-be"), "a.csv: its header row cannot be read: it is no text"),
+        (b'id,"v\n1,a\n', "a quote is never closed"),
+        (b"id, v\n1,a\n", "a.csv has no column 'v'; it has 'id', ' v'"),
+        (b"id,M\xfcnchen\n1,a\n", "a.csv: .*UTF8"),
+    ],
+)
+def test_csv_header_that_cannot_be_read_is_told(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgumentError, match=told):
+        read(path, "id", "v")
+
+
+def test_csv_whole_rows_that_are_not_utf_8_are_bad(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"id,name\n1,x\n2,M\xfcnchen\n")
+    rows, bad = read(path, "id")
+    assert list(rows) == [b"1"]
+    assert [(b.row, b.reason) for b in bad] == [(2, "column 'name' is not UTF-8")]
+    assert read(path, "id", "name")[0] == {b"1": b"x", b"2": b"M\xfcnchen"}
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_compressed_text_is_read(tmp_path: Path, kind: str, suffix: str) -> None:
+    path = tmp_path / f"a.{kind}{suffix}"
+    text = b"id,n\n1,2\n" if kind == "csv" else b'{"id":"1","n":"2"}\n'
+    if suffix == ".zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(text)
+    else:
+        how = {"": lambda same: same, ".gz": gzip.compress, ".bz2": bz2.compress}
+        path.write_bytes(how[suffix](text))
+    assert read(path, "id") == ({b"1": b'{"id":"1","n":"2"}'}, [])
+
+
+@pytest.mark.parametrize("header", [b"id,v", b"id,v\n", b"id,v\r\n", b'"id","v"', b"\n\nid,v"])
+def test_a_file_of_only_a_header_has_no_rows(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(header)
+    assert read(path, "id") == ({}, [])
+    assert pieces_of(path, "csv", 1 << 20) == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_pieces_are_cut_without_a_long_line_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for module, name in ((text_files, "_COUNTED_BYTES"), (delimited, "LINE_BYTES_MAX")):
+        monkeypatch.setattr(module, name, 1_000_000)
+    path = tmp_path / f"a.{kind}"
+    with path.open("wb") as file:
+        file.write(b"id\nx\n" if kind == "csv" else b"{}\n")
+        file.truncate(40_000_000)
+    tracemalloc.start()
+    try:
+        assert pieces_of(path, kind, 1_000)[-1].end == 40_000_000
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"id":1,"v":NaN}',
+        b'{"id":1,"v":[-Infinity]}',
+        b'{"id":1,"v":"\xed\xa0\x80"}',  # half of a surrogate pair, as if it were a character
+        b'\xef\xbb\xbf{"id":1}',  # within the file
+        '{"id":1}'.encode("utf-16-be"),
+    ],
+)
+def test_a_line_that_is_not_json_in_utf8_is_a_bad_row(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"id":0}\n' + line + b"\n")
+    rows, bad = read(path, "id")
+    assert rows == {b"0": b'{"id":0}'}
+    assert [row.row for row in bad] == [2]
+
+
+@pytest.mark.parametrize("wanted", [1, 40, 1 << 20])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_pieces_of_a_file_hold_every_row_once(tmp_path: Path, kind: str, wanted: int) -> None:
+    path = tmp_path / f"a.{kind}"
+    if kind == "csv":
+        rows = [f'k{n},"two\nlines, ""{n}"""\n' for n in range(50)] + ["too,many,cells\n"]
+        path.write_text("id,v\n" + "".join(rows))
+    else:
+        path.write_text("".join(f'{{"id":"k{n}"}}\n\n' for n in range(50)) + "oops\n")
+    pieces = pieces_of(path, kind, wanted)
+    assert (len(pieces) > 1) == (wanted < 1 << 20)
+    keys, bad = [], 0
+    for piece in pieces:
+        for slab in read_piece(piece, kind, Taken(key=("id",)), SlabMaker()):
+            keys += slab.keys
+            bad += len(slab.bad)
+    assert keys == [b"k%d" % n for n in range(50)]
+    assert bad == 1
+
+
+def test_row_batches_are_bounded_by_the_bytes_that_rows_have_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are alike take next to nothing in the file."""
+    monkeypatch.setattr(row_batches, "BATCH_BYTES", 1_000_000)
+    path, rows = tmp_path / "a.parquet", 400
+    alike, doc = [None, *["x" * 50_000] * (rows - 1)], pa.struct([("t", pa.string())])
+    table = pa.table(
+        {
+            "id": pa.array(range(rows)),
+            "text": pa.array(alike),
+            "list": pa.array([None if text is None else [text, text] for text in alike]),
+            "map": pa.array(
+                [None if text is None else [("k", text)] for text in alike],
+                pa.map_(pa.string(), pa.string()),
+            ),
+            "struct": pa.array([{"t": text} for text in alike], doc),
+            "fixed": pa.array([b"y" * 50_000] * rows, pa.binary(50_000)),
+        }
+    )
+    pq.write_table(table, path, row_group_size=150)
+    assert path.stat().st_size < 1_000_000
+    for names in (*([name] for name in table.schema.names[1:]), table.schema.names):
+        batches = list(row_batches.batches_of(path, range(3), names, {}))
+        assert max(batch.nbytes for batch in batches) < 1_500_000
+        assert pa.Table.from_batches(batches).equals(table.select(names).cast(batches[0].schema))
+    (small,) = row_batches.batches_of(path, [0], ["id"], {})
+    assert len(small) == 150
+
+
+def test_row_batches_of_values_that_share_what_is_before_them_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_batches, "BATCH_BYTES", 1_000_000)
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": [f"{'x' * 50_000}{n}" for n in range(400)]})
+    pq.write_table(table, path, use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"})
+    assert path.stat().st_size < 1_000_000
+    batches = list(row_batches.batches_of(path, [0], ["text"], {}))
+    assert max(batch.nbytes for batch in batches) < 1_500_000
+    assert pa.Table.from_batches(batches).equals(table)
+
+
+def test_json_lines_that_are_utf_16_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id":"a"}\n', encoding="utf-16")
+    with pytest.raises(InvalidArgumentError, match="it is UTF-16"):
+        read(path, "id")
+
+
+def test_nanoseconds_are_read_without_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": ["a"], "at": pa.array([5], pa.timestamp("ns"))}), path)
+    program = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "from pathlib import Path; from koinon.sources.opening import open_source\n"
+        "(slab,) = open_source(Path(sys.argv[1]), 'parquet', 'at', 'id'); print(slab.keys)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == "[b'1970-01-01T00:00:00.000000005']"

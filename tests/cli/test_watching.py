@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 
 from koinon.cli.console.terminal import Console
-from koinon.cli.operate.remedies import key_text
 from koinon.cli.operate.top import picture
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.operate.dashboard import Observation, Overview, View
-from koinon.operate.hotspots import MEASURES, READS, NodeCounters
+from koinon.operate.judge.dashboard import Observation, Overview, View
+from koinon.operate.judge.hotspots import MEASURES, READS, NodeCounters
+from koinon.operate.judge.remedies import key_text
 from koinon.operate.traffic import Counters, running
 from koinon_proto.contract.table import NodeId, NodeNumber, NodeStatus, Table
 from tests.cli.terminal import on_terminal, read_until

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import koinon
-from koinon_proto.v1 import kv_pb2_grpc
 from tests.client.conftest import Connect
-from tests.client.kit.fake_cluster import FakeCluster, FakeNode
+from tests.client.kit.fake_cluster import FakeCluster
 from tests.client.kit.helpers import LEASE, keys_of
-
-
-@pytest.fixture
-def without_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """Nodes of a build that knows no atomic batches: gRPC does not know the method."""
-    unknown = kv_pb2_grpc.KeyValueServicer.CommitBatch
-    monkeypatch.setattr(FakeNode, "CommitBatch", unknown)
-    made = FakeCluster(nodes=2)
-    yield made
-    made.close()
 
 
 def test_batch_answers_with_its_version_and_the_results_of_its_operations(
@@ -73,15 +61,6 @@ def test_batch_of_unknown_fate_is_never_repeated(cluster: FakeCluster, connect: 
     assert cluster.count("CommitBatch") == 1
 
 
-def test_older_node_refuses_and_writes_nothing(
-    without_batches: FakeCluster, connect: Connect
-) -> None:
-    client = connect(without_batches.nodes[1].address)
-    with pytest.raises(koinon.UnsupportedVersionError, match="atomic batches"):
-        client.batch(b"k").put(b"k", b"v").commit()
-    assert client.get(b"k") is None
-
-
 def test_bad_operations_are_refused_when_they_are_added(cluster: FakeCluster, client: Any) -> None:
     batch = client.batch(b"k")
     with pytest.raises(koinon.InvalidArgumentError, match="same routing bytes"):
@@ -107,10 +86,8 @@ def test_bad_operations_are_refused_when_they_are_added(cluster: FakeCluster, cl
     assert cluster.count("CommitBatch") == 0
 
 
-def test_asyncio_batches_side_by_side(cluster: FakeCluster) -> None:
-    async def count() -> list[Any]:
-        async with await koinon.aio.connect(cluster.nodes[0].address) as client:
-            work = (client.batch(b"n").increment(b"n").commit() for _ in range(50))
-            return [result.results[0] for result in await asyncio.gather(*work)]
-
-    assert sorted(asyncio.run(count())) == list(range(1, 51))
+async def test_asyncio_batches_side_by_side(cluster: FakeCluster) -> None:
+    async with await koinon.aio.connect(cluster.nodes[0].address) as client:
+        work = (client.batch(b"n").increment(b"n").commit() for _ in range(50))
+        found = [result.results[0] for result in await asyncio.gather(*work)]
+    assert set(found) == set(range(1, 51))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import socket
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -96,17 +100,15 @@ def test_put_many_time_to_live_that_has_no_sense_is_refused(
     assert not cluster.store
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["listed", "by an older node"])
 def test_put_many_if_absent_leaves_what_is_there_and_counts_it(
-    cluster: FakeCluster, connect: Connect, older: bool
+    cluster: FakeCluster, connect: Connect
 ) -> None:
-    cluster.of_older_build = older
     client = connect(cluster.seeds, timeout_ms=20_000, batch_rows=5)
     client.put_many({b"key%d" % i: b"old" for i in range(0, 60, 2)})
     new = [(b"key%d" % i, b"new") for i in range(60)]
     result = client.put_many([*new, (b"key2", b"newer")], if_absent=True)
     assert (result.rows, result.applied, result.present, result.ok) == (61, 30, 31, True)
-    assert cluster.present_listed == (0 if older else 31)
+    assert cluster.present_listed == 31
     values = client.get_many([key for key, _ in new])
     assert values == [b"old", b"new"] * 30
 
@@ -140,18 +142,6 @@ def test_scan_from_a_key_up_to_a_number_of_records(
     cluster.reset_counts()
     assert len(list(client.scan(limit=1))) == 1
     assert cluster.count("Scan") == 1  # and no page ahead
-
-
-def test_scan_from_a_key_of_a_node_that_knows_none_is_refused(
-    cluster: FakeCluster, client: Any
-) -> None:
-    for node in cluster.nodes:
-        node.knows_ranges = False
-    client.put(b"k", b"v")
-    for options in ({"start": b"a"}, {"reverse": True}):
-        with pytest.raises(koinon.UnsupportedVersionError, match="scans with start or reverse"):
-            list(client.scan(**options))
-    assert len(list(client.scan(limit=1))) == 1
 
 
 def test_scan_partitions_move_meanwhile_loses_and_doubles_nothing(
@@ -566,3 +556,25 @@ def test_package_names_what_it_exports() -> None:
             assert getattr(koinon, name) is not None
     with pytest.raises(AttributeError):
         koinon.nothing  # noqa: B018
+
+
+# --- copies, and threads that are none ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_client_cannot_be_copied_and_goes_on(client: Any, make: Callable[[Any], Any]) -> None:
+    real = getattr(client, "wrapped", client)
+    with pytest.raises(TypeError, match=f"a {type(real).__name__} cannot be pickled or copied"):
+        make(real)
+    client.put(b"k", b"v")
+    assert client.get(b"k") == b"v"
+
+
+def test_threads_that_gevent_has_patched_are_refused(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched: Any = types.ModuleType("gevent.monkey")
+    patched.is_module_patched = lambda name: name == "threading"
+    monkeypatch.setitem(sys.modules, "gevent.monkey", patched)
+    with pytest.raises(koinon.ConfigurationError, match="gevent has patched threads"):
+        koinon.connect(cluster.seeds)

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import koinon
-from koinon_proto.v1 import kv_pb2_grpc
 from tests.client.conftest import Connect
-from tests.client.kit.fake_cluster import FakeCluster, FakeNode
+from tests.client.kit.fake_cluster import FakeCluster
 from tests.client.kit.helpers import LEASE, keys_of
-
-
-@pytest.fixture
-def without_updates(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """Nodes of a build that knows neither RESP nor updates: gRPC does not know the method."""
-    unknown = kv_pb2_grpc.KeyValueServicer.BatchUpdate
-    monkeypatch.setattr(FakeNode, "BatchUpdate", unknown)
-    made = FakeCluster(nodes=2)
-    yield made
-    made.close()
 
 
 def test_updates_answer_what_became_of_the_record(cluster: FakeCluster, client: Any) -> None:
@@ -67,17 +55,6 @@ def test_update_of_unknown_fate_is_never_repeated(
     assert cluster.count("BatchUpdate") == 1
 
 
-def test_older_node_refuses_and_writes_nothing(
-    without_updates: FakeCluster, connect: Connect
-) -> None:
-    client = connect(without_updates.nodes[1].address)
-    client.put(b"k", b"5")
-    with pytest.raises(koinon.UnsupportedVersionError, match="the update of records"):
-        client.increment(b"k")
-    assert client.get(b"k") == b"5"
-    assert client.exists(b"k")
-
-
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -95,10 +72,8 @@ def test_increment_with_a_bad_argument_sends_nothing(
     assert cluster.count("BatchUpdate") == 0
 
 
-def test_asyncio_increments_side_by_side_lose_none(cluster: FakeCluster) -> None:
-    async def count() -> list[int]:
-        async with await koinon.aio.connect(cluster.nodes[0].address) as client:
-            return await asyncio.gather(*(client.increment(b"n") for _ in range(100)))
-
-    assert sorted(asyncio.run(count())) == list(range(1, 101))
+async def test_asyncio_increments_side_by_side_lose_none(cluster: FakeCluster) -> None:
+    async with await koinon.aio.connect(cluster.nodes[0].address) as client:
+        found = await asyncio.gather(*(client.increment(b"n") for _ in range(100)))
+    assert sorted(found) == list(range(1, 101))
     assert cluster.count("BatchUpdate") < 100, "they ride together"

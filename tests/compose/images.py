@@ -130,7 +130,9 @@ def have_wheels(say: Say, *, spark: bool) -> None:
         shutil.rmtree(BUILD_DIR, ignore_errors=True)
         return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    made = _wheelhouse("wheels", ["server"], extra=["pip", *project["build-system"]["requires"]])
+    made = _wheelhouse(
+        "wheels", ["server", "console"], extra=["pip", *project["build-system"]["requires"]]
+    )
     if spark:
         made = _wheelhouse("spark-wheels", ["spark"], extra=[], sources=["pyspark"]) or made
     how = "downloaded by this machine's pip" if made else "downloaded by an earlier run"

@@ -17,8 +17,9 @@ from typing import Any
 
 import koinon
 from koinon.client import Client
-from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
-from koinon.operate.health import is_short, problems, replicas_by_node
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus, count_by_primary
+from koinon.operate.judge.health import is_short, problems, replicas_by_node
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import PartitionStatus
 from tests.checkers.history import NEVER, Kind

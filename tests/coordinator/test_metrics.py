@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.move_scheduler import (
+from koinon_coordinator.core.decide.copy_progress import (
     PACE_WINDOW_S,
     Pace,
     Progress,
@@ -112,9 +112,9 @@ def test_fences_are_counted_and_received_bytes_paced() -> None:
         await term.pass_time(5.0)
         assert term.leadership.members.fences == 1
         mover = term.leadership.mover
-        mover.take_progress(NodeNumber(1), [progress(1, 1_000, 5_000)])
-        mover.take_progress(NodeNumber(1), [progress(1, 2_000, 5_000)])
-        mover.take_progress(NodeNumber(1), [])
+        mover.note_progress(NodeNumber(1), [progress(1, 1_000, 5_000)])
+        mover.note_progress(NodeNumber(1), [progress(1, 2_000, 5_000)])
+        mover.note_progress(NodeNumber(1), [])
         assert 2_000 / PACE_WINDOW_S < mover.pace.per_second(term.clock()) < 1_000
 
     run_term(test)

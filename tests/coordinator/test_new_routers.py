@@ -14,24 +14,26 @@ import pytest
 from koinon_coordinator import __main__ as coordinator
 from koinon_coordinator.core.cluster.commands import CreateKeyspace
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.keyspaces import decide_creation
+from koinon_coordinator.core.decide.keyspace_requests import decide_creation
 from koinon_proto import routers
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.partitioner import partitioner, partitioner_of, sure_partitioner
+from koinon_proto.process import logs
 from koinon_proto.routers import KeyRouter
+from koinon_proto.server import requests
 from koinon_proto.v1 import table_pb2
 from tests.coordinator.kit.states import row_of
 from tests.coordinator.kit.support import bootstrapped, host_everything
 
 BARE, TOLD = "bare", "told"
 PROCESS_WIDE = (
-    "protect_streams",
-    "only_for_owner",
-    "configure_logging",
-    "log_slow_after",
-    "collect_rarely",
+    (coordinator, "protect_streams"),
+    (coordinator, "only_for_owner"),
+    (logs, "configure_logging"),
+    (requests, "log_slow_after"),
+    (coordinator, "collect_rarely"),
 )
 """Settings of a coordinator's process that are not to be those of the tests'."""
 
@@ -110,8 +112,8 @@ def test_coordinator_asks_for_examples_at_its_first_start_alone(
         begun.append(serving)
 
     monkeypatch.setattr("uvloop.run", run)
-    for name in PROCESS_WIDE:
-        monkeypatch.setattr(coordinator, name, lambda *_given, **_named: None)
+    for module, name in PROCESS_WIDE:
+        monkeypatch.setattr(module, name, lambda *_given, **_named: None)
     flags = ["--id", "c1", "--listen", "127.0.0.1:1", "--data", str(tmp_path / "c1")]
     flags += ["--members", "c1=127.0.0.1:1", "--router", router]
     monkeypatch.setattr(sys, "argv", ["koinon coordinator", *flags])

@@ -187,7 +187,7 @@ def test_processes_leader_stopped_for_long_fences_nobody_when_it_resumes(tmp_pat
             caller = processes.callers[leader]
             request = membership_pb2.HeartbeatRequest(node_id="n1", node_epoch=1)
             with pytest.raises(NotLeaderError) as refused:
-                await caller.call(caller.membership.Heartbeat, request)
+                await caller.heartbeat(request)
             assert refused.value.leader_id == second
 
     with_processes(tmp_path, test)
@@ -306,6 +306,25 @@ def test_processes_follower_whose_times_contradict_the_clusters_ends_before_it_l
             assert await processes.leader() == leader
             after = await processes.callers[leader].admin.GetStatus(admin_pb2.GetStatusRequest())
             assert after.term == status.term
+
+    with_processes(tmp_path, test)
+
+
+def test_processes_follower_with_other_settings_than_the_clusters_names_what_is_ignored(
+    tmp_path: Path,
+) -> None:
+    async def test(processes: Processes) -> None:
+        async with living(processes):
+            leader = await processes.leader()
+            follower = next(m for m in processes.addresses if m != leader)
+            processes.kill(follower)
+            flags = ("--max-value-bytes", "1000", "--rereplicate-after-ms", "0")
+            processes.start(follower, "--members", processes.initial, *flags)
+            ignored = [
+                f"setting ignored setting={name} given={given}"
+                for name, given in (("max_value_bytes", 1000), ("rereplicate_after_ms", 0))
+            ]
+            await until(lambda: all(line in processes.log(follower) for line in ignored))
 
     with_processes(tmp_path, test)
 

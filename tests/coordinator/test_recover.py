@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from koinon_coordinator import recover as recover_module
 from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     AssignPartitions,
@@ -50,6 +52,8 @@ from koinon_coordinator.wire.state_codec import command_to_bytes, image_to_bytes
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MoveSettings, NodeNumber, Table
+from koinon_proto.process import printable
+from koinon_proto.process.printable import OutputError
 from koinon_proto.v1 import table_pb2_grpc
 from tests.coordinator.kit.load_states import commit_load, open_load
 from tests.coordinator.kit.states import change_of, numbers
@@ -292,3 +296,24 @@ def test_recovery_says_what_it_found_in_the_survivor_and_leaves_it_alone(tmp_pat
     version = log.state.table_version
     assert f"survivor c1: term 3, table version {version}" in result.stdout
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+
+
+def test_recovery_whose_output_fails_says_whether_the_directory_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_member(tmp_path / "c1", served().commands)
+    for fails_at, state, made in (
+        ("table  ", "nothing was made", False),
+        ("Made.", "was made", True),
+    ):
+
+        def tell(text: str, *, stderr: bool = False, fails_at: str = fails_at) -> None:
+            if fails_at in text:
+                raise OutputError(OSError(errno.ENOSPC, "No space left on device"))
+            printable.tell(text, stderr=stderr)
+
+        monkeypatch.setattr(recover_module, "tell", tell)
+        result = recover(directory, tmp_path / "new")
+        assert result.exit_code == 4
+        assert f"{state}; the output could not be printed: No space left" in result.stderr
+        assert (tmp_path / "new").exists() == made

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from pathlib import Path
 
-import grpc
-
-from koinon_proto.v1 import admin_pb2, raft_pb2_grpc
+from koinon_proto.v1 import admin_pb2
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
+from tests.raft.framed import refusal_of
 
 from .test_processes import Processes, living
 
@@ -33,19 +33,18 @@ STRANGERS_WORDS = (
 def test_coordinators_that_strangers_talk_to_stay_up_and_keep_their_leader(tmp_path: Path) -> None:
     async def say(processes: Processes, member_id: str, group: str, address: str) -> None:
         """Send all messages, in the group's own name too."""
-        async with grpc.aio.insecure_channel(processes.addresses[member_id]) as channel:
-            exchange = raft_pb2_grpc.RaftStub(channel).Exchange
-            for number, message in enumerate(STRANGERS_WORDS):
-                hello = RaftHello(
-                    protocol_version=1,
-                    group=group,
-                    member_id=f"stranger-{number}",
-                    store_id="theirs",
-                    receiver_id=member_id,
-                    address=address,
-                )
-                reply = await exchange(iter([RaftBatch(hello=hello, messages=[message])]))
-                assert reply.refusal == RaftExchangeReply.REFUSAL_NOT_MEMBER
+        (*_, number) = re.findall(r" peer_port=(\d+)", processes.log(member_id))
+        for stranger, message in enumerate(STRANGERS_WORDS):
+            hello = RaftHello(
+                protocol_version=1,
+                group=group,
+                member_id=f"stranger-{stranger}",
+                store_id="theirs",
+                receiver_id=member_id,
+                address=address,
+            )
+            reply = await refusal_of(int(number), RaftBatch(hello=hello, messages=[message]))
+            assert reply.refusal == RaftExchangeReply.REFUSAL_NOT_MEMBER
 
     async def test() -> None:
         processes = Processes(tmp_path)

@@ -35,7 +35,7 @@ _ALERT, _HANDSHAKE, _CHANGE_CIPHER = 0x15, 0x16, 0x14
 METRIC = "koinon_unidentified_total"
 PEER_COMMANDS = (b"KOINON.RAFT 1\r\n", b"KOINON.HEARTBEATS 1\r\n", b"KOINON.RAFT 2\r\n", b"x\r\n")
 _PEER_PORT = re.compile(r"coordinator started .* peer_port=(\d+)")
-METHODS = ("KeyValue/BatchGet", "Raft/Exchange", "Membership/Register", "Admin/ChangeAccess")
+METHODS = ("KeyValue/BatchGet", "Raft/GetPeerPort", "Membership/Register", "Admin/ChangeAccess")
 
 
 @dataclass(frozen=True)

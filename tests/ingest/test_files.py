@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,28 @@ def test_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError) as raised:
             files.format_of([str(path)], "csv")
         assert raised.value.filename == str(path)
+
+
+@pytest.mark.parametrize(
+    ("marker", "kind"),
+    [
+        ("_delta_log/0.json", "delta"),
+        (".hoodie/hoodie.properties", "hudi"),
+        ("metadata/v1.metadata.json", "iceberg"),
+    ],
+)
+def test_tables_with_removed_files_are_refused_by_their_kind(
+    tmp_path: Path, marker: str, kind: str
+) -> None:
+    for name in (f"lake/table/{marker}", "lake/table/day=1/1.parquet", "plain/metadata/2.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    told = re.escape(f'spark.read.format("{kind}")')
+    for path in ("lake", "lake/table", "lake/table/day=1", "lake/table/*/*.parquet", "l*e"):
+        with pytest.raises(InvalidArgumentError, match=told):
+            files.format_of([str(tmp_path / path)], None)
+    for path in ("plain", "lake/table/day=1/1.parquet"):
+        assert files.format_of([str(tmp_path / path)], None) == "parquet"
 
 
 def test_rows_stand_in_the_files_of_columnar_formats(tmp_path: Path) -> None:

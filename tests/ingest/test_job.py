@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
+from koinon.ingest import session
 from koinon.ingest.job import Job
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.settings import Settings
-from koinon.operate.bulk_loads import LoadsClient, LoadState, LoadView
+from koinon.operate.loads_client import LoadsClient, LoadState, LoadView
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import UnavailableError
 from tests.ingest.test_progress import view
@@ -234,3 +235,23 @@ def test_descriptions_are_short_and_never_the_same() -> None:
         long.run()
     assert made[0] != made[1]
     assert all(len(text) <= 200 for text in made)
+
+
+def test_java_that_is_starting_ends_with_an_interruption() -> None:
+    java_gateway = pytest.importorskip("pyspark.java_gateway")
+    popen, started = java_gateway.Popen, []
+
+    def interrupted() -> None:
+        with session._java_ended_unless_started():
+            started.append(java_gateway.Popen(["sleep", "600"]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started[0].poll() is not None
+    with session._java_ended_unless_started():
+        started.append(java_gateway.Popen(["sleep", "600"]))
+    assert started[1].poll() is None
+    started[1].kill()
+    started[1].wait()
+    assert java_gateway.Popen is popen

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from koinon.ingest.progress import LoadTracker, Phase
-from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
+from koinon.operate.loads_client import LoadMode, LoadState, LoadView
 
 
 def view(state: LoadState, **fields: int) -> LoadView:

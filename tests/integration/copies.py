@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import grpc
 
-from koinon.driver.channels import OPTIONS
+from koinon.driver.rpc.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.cluster_status import ClusterStatus
 from koinon_proto.contract.table import NodeNumber, NodeStatus, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 from tests.checkers.linearizability import check

@@ -24,7 +24,8 @@ from typing import Any, Self
 from koinon import connect
 from koinon.client import Client
 from koinon.local.servers import MODULES
-from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
 from koinon_proto.contract.errors import UnavailableError
 
 COORDINATOR_PORT, NODE_PORT = 7400, 7500
@@ -179,6 +180,11 @@ class HostCluster:
     def kill(self, name: str) -> None:
         self._processes[name].kill()
         self._processes[name].wait(STOP_TIMEOUT_S)
+
+    def terminate(self, name: str) -> subprocess.Popen[bytes] | None:
+        """Ask the member's process to end, by SIGTERM; return it."""
+        self._processes[name].terminate()
+        return self._processes[name]
 
     def pause(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGSTOP)

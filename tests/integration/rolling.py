@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass
 
 from koinon.local import LocalCluster
-from koinon.operate.admin import Admin, ClusterStatus
-from koinon.operate.health import problems
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.judge.health import problems
 
 TIMEOUT_S = 60.0
 STOP_S_MAX = 28.0
@@ -15,7 +16,7 @@ PATIENT = [
     *("--lease-ms", "4000", "--session-timeout-ms", "6000", "--check-quorum-ms", "1500"),
 ]
 """Flags of coordinators, where a lease is not what is looked at: a machine that is busy with other
-tests ends those of a second by itself. ``bench/failures/graceful_bench.py`` uses the defaults.
+tests ends those of a second by itself. The scenario ``stops`` of ``bench`` uses the defaults.
 """
 
 

@@ -58,7 +58,7 @@ def resident_mib(cluster: LocalCluster) -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) // 1024
 
 
-def test_many_large_calls_on_one_connection_are_bounded_and_their_memory_is_given_back(
+async def test_many_large_calls_on_one_connection_are_bounded_and_their_memory_is_given_back(
     cluster: LocalCluster,
 ) -> None:
     before = resident_mib(cluster)
@@ -66,19 +66,15 @@ def test_many_large_calls_on_one_connection_are_bounded_and_their_memory_is_give
     body = request.SerializeToString()
     peak = 0
 
-    async def flood() -> None:
-        nonlocal peak
-        options = (("grpc.max_send_message_length", -1),)
-        async with grpc.aio.insecure_channel(cluster.address("n1"), options=options) as channel:
-            write: Any = channel.unary_unary("/koinon.v1.KeyValue/BatchWrite")
-            calls = [asyncio.ensure_future(refused(write(body, timeout=120))) for _ in range(40)]
-            while not all(call.done() for call in calls):
-                peak = max(peak, resident_mib(cluster))
-                await asyncio.sleep(0.02)
-            codes = {await call for call in calls}
-            assert codes == {grpc.StatusCode.INVALID_ARGUMENT}  # none is lost: they waited
-
-    asyncio.run(flood())
+    options = (("grpc.max_send_message_length", -1),)
+    async with grpc.aio.insecure_channel(cluster.address("n1"), options=options) as channel:
+        write: Any = channel.unary_unary("/koinon.v1.KeyValue/BatchWrite")
+        calls = [asyncio.ensure_future(refused(write(body, timeout=120))) for _ in range(40)]
+        while not all(call.done() for call in calls):
+            peak = max(peak, resident_mib(cluster))
+            await asyncio.sleep(0.02)
+        codes = {await call for call in calls}
+        assert codes == {grpc.StatusCode.INVALID_ARGUMENT}  # none is lost: they waited
     assert peak < before + BOUND_MIB
     wait_until(lambda: resident_mib(cluster) < before + 250, "its memory is given back")
 
@@ -118,32 +114,30 @@ def test_one_who_takes_no_answers_holds_its_own_share_and_others_go_on(
     client.close()
 
 
-def test_members_go_on_while_strangers_fill_the_places_of_the_control_calls(
+async def test_members_go_on_while_strangers_fill_the_places_of_the_control_calls(
     cluster: LocalCluster,
 ) -> None:
     before = cluster.status()
     client = cluster.client()
 
-    async def fill() -> int:
-        options = (("grpc.use_local_subchannel_pool", 1),)
-        channels = [
-            grpc.aio.insecure_channel(cluster.address("c1"), options=options) for _ in range(150)
-        ]
-        calls: list[Any] = [
-            channel.stream_unary("/koinon.v1.Membership/Heartbeat")()  # no message ever comes
-            for channel in channels
-            for _ in range(3)
-        ]
-        end, written = time.monotonic() + 4, 0
-        while time.monotonic() < end or written < 50:
-            await asyncio.to_thread(client.put, b"on:%d" % written, b"v")
-            written += 1
-        for call in calls:
-            call.cancel()
-        for channel in channels:
-            await channel.close()
-        return written
-
-    assert asyncio.run(fill()) >= 50
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [
+        grpc.aio.insecure_channel(cluster.address("c1"), options=options) for _ in range(150)
+    ]
+    calls: list[Any] = [
+        channel.stream_unary("/koinon.v1.Membership/Register")()  # no message ever comes
+        for channel in channels
+        for _ in range(3)
+    ]
+    end, written = time.monotonic() + 4, 0
+    while time.monotonic() < end or written < 50:
+        await asyncio.to_thread(client.put, b"on:%d" % written, b"v")
+        written += 1
+    for call in calls:
+        call.cancel()
+    for channel in channels:
+        await channel.close()
+    found = written
+    assert found >= 50
     assert epochs(cluster.status()) == epochs(before), "a node was fenced"
     client.close()

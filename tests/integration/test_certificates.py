@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 import koinon
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import CERTIFICATE_FILE
 from koinon.cli.app import make_app
 from koinon.local import LocalCluster
@@ -40,7 +40,6 @@ def test_replacing_the_authority_and_all_certificates_fails_no_operation(
     monkeypatch.setenv(BUNDLE_VARIABLE, cluster.tls_bundle)
     directory = tmp_path / "c" / "tls"
     first = (directory / CERTIFICATE_FILE).read_bytes()
-
     with SteadyLoad(cluster) as load:
         for number in range(rounds):
             for command in COMMANDS:

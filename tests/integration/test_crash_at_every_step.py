@@ -18,7 +18,7 @@ import pytest
 
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
-from koinon.operate.moves import PlanKind, PlanRequest
+from koinon.operate.plans import PlanKind, PlanRequest
 from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,

@@ -15,9 +15,10 @@ import grpc
 import pytest
 
 from koinon.client import Client
-from koinon.driver.channels import OPTIONS
+from koinon.driver.rpc.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
 from koinon_proto.contract import errors
 from koinon_proto.contract.table import NO_NODE, NodeStatus, PartitionStatus, Table
 from koinon_proto.partitioner import partitioner

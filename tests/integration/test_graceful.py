@@ -139,7 +139,7 @@ def wait_until_caught(pid: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 @pytest.mark.parametrize("kind", ["koinon_node", "koinon_coordinator"])
 def test_process_ends_with_0_whenever_it_is_told_to(
     tmp_path: Path, kind: str, number: signal.Signals

@@ -11,7 +11,7 @@ import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.cluster_status import ClusterStatus
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
 from tests.integration.standing import loop_stands_still

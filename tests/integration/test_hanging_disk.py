@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from koinon.local import LocalCluster
-from koinon.operate.admin import Admin, ClusterStatus
-from koinon.operate.health import problems
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.judge.health import problems
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
 from tests.integration.copies import (

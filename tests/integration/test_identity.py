@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from koinon.local import LocalCluster
-from koinon.local.files import choose_addresses
+from koinon.local.cluster_files import choose_addresses
 from tests.conftest import ClusterFactory
 from tests.integration.copies import epochs
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.errors import UnavailableError, UnknownFateError
 from tests.checkers.linearizability import check

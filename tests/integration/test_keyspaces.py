@@ -123,18 +123,15 @@ def test_single_operations_go_over_resp_in_any_keyspace_until_it_is_dropped(
     drop(admin, "fast")
 
 
-def test_asyncio_client_and_url_open_a_keyspace(
+async def test_asyncio_client_and_url_open_a_keyspace(
     cluster: LocalCluster, admin: Admin, client: Client
 ) -> None:
     admin.keyspaces.create("orders", partition_count=4)
-
-    async def use() -> tuple[bytes | None, bytes | None]:
-        async with koinon.aio.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as opened:
-            orders = await opened.keyspace("orders")
-            await orders.put(b"k", b"async")
-            return await orders.get(b"k"), await opened.get(b"k")
-
-    assert asyncio.run(use()) == (b"async", None)
+    async with koinon.aio.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as opened:
+        orders = await opened.keyspace("orders")
+        await orders.put(b"k", b"async")
+        found = await orders.get(b"k"), await opened.get(b"k")
+    assert found == (b"async", None)
     url = f"koinon://{cluster.coordinators}/orders?timeout_ms={TIMEOUT_MS}"
     with koinon.connect(url) as by_url:
         assert by_url.get(b"k") == b"async"
@@ -271,7 +268,7 @@ def test_limits_hold_in_the_whole_cluster_from_the_moment_that_they_are_set(
     drop(admin, "public")
 
 
-def test_clients_wait_for_their_turn_and_get_it(
+async def test_clients_wait_for_their_turn_and_get_it(
     cluster: LocalCluster, admin: Admin, client: Client
 ) -> None:
     """Every kind of client gets done within the deadline what is refused at first."""
@@ -284,14 +281,12 @@ def test_clients_wait_for_their_turn_and_get_it(
     assert narrow.get_many(list(rows())) == list(rows().values())
     assert len(list(narrow.scan())) == len(rows()) + 1
 
-    async def use() -> int:
-        async with koinon.aio.connect(
-            cluster.coordinators, timeout_ms=TIMEOUT_MS, keyspace="narrow"
-        ) as opened:
-            await asyncio.gather(*[opened.increment(b"n") for _ in range(70)])
-            return int(await opened.get(b"n") or 0)
-
-    assert asyncio.run(use()) == 100
+    async with koinon.aio.connect(
+        cluster.coordinators, timeout_ms=TIMEOUT_MS, keyspace="narrow"
+    ) as opened:
+        await asyncio.gather(*[opened.increment(b"n") for _ in range(70)])
+        found = int(await opened.get(b"n") or 0)
+    assert found == 100
     drop(admin, "narrow")
 
 

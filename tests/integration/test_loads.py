@@ -19,8 +19,8 @@ import pytest
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
-from koinon.operate.bulk_loads import LoadsClient, LoadState
-from koinon.operate.moves import PlanKind, PlanRequest
+from koinon.operate.loads_client import LoadsClient, LoadState
+from koinon.operate.plans import PlanKind, PlanRequest
 from koinon.spark.writing.jobs import Commit
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import InvalidArgumentError

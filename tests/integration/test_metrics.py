@@ -14,7 +14,7 @@ import pytest
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
-from koinon.operate.moves import PlanKind, PlanRequest
+from koinon.operate.plans import PlanKind, PlanRequest
 from tests.integration.copies import is_settled
 from tests.integration.loading import Load, rows_of
 from tests.kit.clusters import running_cluster
@@ -108,12 +108,9 @@ def test_promtool_finds_no_fault_with_any_process(cluster: LocalCluster, client:
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, ""), name
 
 
-def test_nodes_follow_one_another_over_the_redis_port(cluster: LocalCluster) -> None:
-    def streams(port: str) -> float:
-        return total(cluster, cluster.node_names, "koinon_follower_streams", port=port)
-
+def test_nodes_follow_one_another(cluster: LocalCluster) -> None:
     wait_until(
-        lambda: (streams("redis"), streams("grpc")) == (6, 0),
+        lambda: total(cluster, cluster.node_names, "koinon_follower_streams") == 6,
         "each of three nodes follows the two others",
     )
 

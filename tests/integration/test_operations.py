@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from koinon.cli.console.session import DONE, INTERRUPTED
+from koinon.cli.console.command import DONE, INTERRUPTED
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.operate.admin import Admin, ClusterStatus
-from koinon.operate.moves import PlanKind, PlanRequest
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.plans import PlanKind, PlanRequest
 from koinon_proto.contract.cluster_errors import PlanStaleError
 from koinon_proto.contract.table import NodeStatus, OfflineReason, PartitionStatus
 from tests.checkers.load import RecordedLoad

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from koinon.client import Client
-from koinon.driver.channels import OPTIONS
+from koinon.driver.rpc.channels import OPTIONS
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
 from koinon_proto.contract import convert, errors

@@ -12,7 +12,7 @@ import pytest
 
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
-from koinon.operate.bulk_loads import LoadMode, LoadsClient, OpenedLoad
+from koinon.operate.loads_client import LoadMode, LoadsClient, OpenedLoad
 from koinon_coordinator.recover import Found, ask_nodes
 from tests.conftest import ClusterFactory
 

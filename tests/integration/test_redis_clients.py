@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import redis
 from redis.cluster import RedisCluster
+from redis.exceptions import LockError
 
 from koinon.local import LocalCluster
 from koinon_proto.partitioner import slot_of
@@ -98,7 +100,7 @@ COMMANDS: dict[str, list[tuple[Call, Any]]] = {
         (lambda r: (r.setrange("k", 0, "abc"), r.setrange("k", 100, "")), (6, 6)),
         (lambda r: (r.getrange("k", 0, 1), r.getrange("k", 4, 99)), (b"ab", b"ef")),
         (lambda r: (r.getrange("k", -3, -2), r.substr("k", -99, 0)), (b"de", b"a")),
-        (lambda r: (r.getrange("k", 3, 2), r.getrange("k", 0, -99)), (b"", b"")),
+        (lambda r: (r.getrange("k", 3, 2), r.getrange("k", 0, -99)), (b"", b"a")),
         (lambda r: r.setrange("new", 0, ""), 0),
         (lambda r: r.touch("{t}k", "{t}k", "{t}new"), 0),
         (lambda r: (r.set("{t}a", "1"), r.touch("{t}a", "{t}b", "{t}a")), (True, 2)),
@@ -146,6 +148,24 @@ def test_commands_answer_as_redis_does(guest: Any, steps: list[tuple[Call, Any]]
         assert call(guest) == expected, number
 
 
+def test_lock_of_redis_py_is_held_by_one_and_released_by_its_holder_only(guest: Any) -> None:
+    mine, other = guest.lock("lock", timeout=60), guest.lock("lock", timeout=60)
+    assert mine.acquire(blocking=False)
+    assert not other.acquire(blocking=False)
+    assert mine.extend(60)
+    assert 60_000 < guest.pttl("lock") <= 120_000
+    assert mine.reacquire()
+    assert guest.pttl("lock") <= 60_000
+    other.local.token = b"not the holder's"
+    for call in (other.release, lambda: other.extend(1), other.reacquire):
+        with pytest.raises(LockError):
+            call()
+        other.local.token = b"not the holder's"
+    assert mine.owned()
+    mine.release()
+    assert not guest.exists("lock")
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -162,7 +182,7 @@ def test_commands_answer_as_redis_does(guest: Any, steps: list[tuple[Call, Any]]
         (lambda r: r.setrange("k", 1024 * 1024, "v"), "too long"),
         (lambda r: r.execute_command("GETRANGE", "k", "x", "1"), "not an integer"),
         (lambda r: r.execute_command("MSETNX", "k", "v", "k"), "wrong number.*'msetnx'"),
-        (lambda r: r.msetnx({f"{{t}}{n}": "v" for n in range(501)}), "500 keys"),
+        (lambda r: r.msetnx({f"{{t}}{n}": "v" for n in range(1_001)}), "1,000 keys"),
     ],
 )
 def test_what_is_refused_is_said_in_the_words_of_redis(
@@ -290,6 +310,48 @@ def test_redis_benchmark_runs_against_the_cluster(slots: LocalCluster) -> None:
     assert all(name in text for name in ("SET", "GET", "INCR"))
 
 
+# --- FLUSHDB and FLUSHALL ----------------------------------------------------------------------
+
+
+def test_flush_of_a_client_of_clusters_empties_the_keyspace(guest: Any) -> None:
+    for method in (guest.flushdb, guest.flushall):
+        for n in range(200):
+            guest.set(f"flushed:{n}", "v", ex=None if n % 2 else 1_000)
+        assert set(method(asynchronous=True).values()) == {True}
+        assert guest.dbsize() == 0
+        assert guest.get("flushed:1") is None
+        guest.set("flushed:1", "again")
+        assert guest.get("flushed:1") == b"again"
+
+
+def test_flush_by_one_node_empties_what_all_lead_though_another_is_killed(
+    slots: LocalCluster,
+) -> None:
+    client = connect(slots, socket_timeout=30)
+    for n in range(300):
+        client.set(f"flushed:{n}", "v")
+    slots.kill("n3")
+    assert raw(slots, "FLUSHDB") == b"OK"
+    assert [n for n in range(300) if client.get(f"flushed:{n}") is not None] == []
+    slots.restart("n3")
+    slots.wait_for(is_settled, timeout_s=2 * TIMEOUT_S, what="all are in sync")
+    assert client.dbsize() == 0
+    client.close()
+
+
+def test_flush_is_refused_with_other_words_and_in_a_transaction(slots: LocalCluster) -> None:
+    with slots.client() as own:
+        own.put(b"kept", b"1")
+    for words in (("NOW",), ("ASYNC", "SYNC")):
+        assert "syntax error" in str(raw(slots, "FLUSHDB", *words))
+    with RespClient(slots.redis_address("n1")) as client:
+        client.call("MULTI")
+        assert "not allowed inside a transaction" in str(client.call("FLUSHALL"))
+        assert str(client.call("EXEC")).startswith("EXECABORT")
+    with slots.client() as own:
+        assert own.get(b"kept") == b"1"
+
+
 # --- failover ----------------------------------------------------------------------------------
 
 
@@ -352,7 +414,63 @@ def test_guest_through_kills_is_told_ok_for_nothing_that_is_lost(slots: LocalClu
             assert guest.written <= found <= guest.tried
 
 
-def wait_for_progress(guests: list[Guest]) -> None:
+class Simple(threading.Thread):
+    """A client that follows MOVED, goes on elsewhere when a connection ends, and takes every other
+    error as the end of a command.
+    """
+
+    def __init__(self, addresses: Sequence[str], key: str, stop: threading.Event) -> None:
+        super().__init__()
+        self.written = 0
+        self.errors: list[str] = []
+        self._addresses = deque(addresses)
+        self._key = key
+        self._stop_all = stop
+
+    def run(self) -> None:
+        while not self._stop_all.is_set():
+            try:
+                with RespClient(self._addresses[0]) as client:
+                    self._write_on(client)
+            except OSError:
+                self._addresses.rotate()
+
+    def _write_on(self, client: RespClient) -> None:
+        while not self._stop_all.is_set():
+            for command in (("SET", self._key, "v"), ("GET", self._key)):
+                reply = client.call(*command)
+                if str(reply).startswith("MOVED"):
+                    address = str(reply).split()[2]
+                    self._addresses.rotate(-self._addresses.index(address))
+                    return
+                if isinstance(reply, Exception):
+                    self.errors.append(str(reply))
+            self.written += 1
+
+
+def test_planned_hand_over_shows_no_error_to_a_client_that_only_follows_moved(
+    slots: LocalCluster,
+) -> None:
+    stop = threading.Event()
+    addresses = [slots.redis_address(name) for name in slots.node_names]
+    clients = [Simple(addresses, f"planned:{n}", stop) for n in range(16)]
+    for client in clients:
+        client.start()
+    try:
+        for name in ("n2", "n3"):
+            wait_for_progress(clients)
+            slots.terminate(name)
+            wait_for_progress(clients)
+            slots.restart(name)
+            slots.wait_for(is_settled, timeout_s=2 * TIMEOUT_S, what="all are in sync")
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+    assert [client.errors for client in clients] == [[]] * len(clients)
+
+
+def wait_for_progress(guests: Sequence[Guest | Simple]) -> None:
     """Wait until every one of them has written more."""
     before = [guest.written for guest in guests]
     wait_until(

@@ -11,7 +11,7 @@ import pytest
 
 import koinon
 from koinon.local import LocalCluster
-from koinon.operate.bulk_loads import LoadsClient
+from koinon.operate.loads_client import LoadsClient
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.partitioner import partitioner
 from tests.integration.copies import is_settled

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from koinon.driver.channels import OPTIONS
+from koinon.driver.rpc.channels import OPTIONS
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 from tests.kit.addresses import free_addresses
 from tests.kit.waiting import wait_until

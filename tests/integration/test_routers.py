@@ -4,7 +4,6 @@ lie, and no way in goes by another router.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from koinon.cli.app import make_app
 from koinon.client import Client
 from koinon.core.atomic import Operation
 from koinon.local import LocalCluster
-from koinon.local.files import LocalClusterError
+from koinon.local.cluster_files import LocalClusterError
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.partitioner import partitioner
 from tests.kit.clusters import running_cluster
@@ -50,7 +49,7 @@ def run(cluster: LocalCluster, *arguments: str) -> str:
     return ended.stdout
 
 
-def test_rows_of_one_city_lie_in_one_partition_and_every_interface_finds_them(
+async def test_rows_of_one_city_lie_in_one_partition_and_every_interface_finds_them(
     routed: LocalCluster,
 ) -> None:
     with routed.client() as client:
@@ -64,11 +63,8 @@ def test_rows_of_one_city_lie_in_one_partition_and_every_interface_finds_them(
         assert client.get(b"city1/alone") == b"1"
         assert client.delete(b"city1/alone")
 
-    async def by_asyncio() -> None:
-        async with aio.connect(routed.coordinators, transport="grpc") as client:
-            assert await client.get(b"city2/driver002") == b"v2"
-
-    asyncio.run(by_asyncio())
+    async with aio.connect(routed.coordinators, transport="grpc") as client:
+        assert await client.get(b"city2/driver002") == b"v2"
     shown = run(routed, "scan", "--prefix", "city5/", "--keys-only").split()
     assert shown == sorted(key.decode() for key in ROWS if key.startswith(b"city5/"))
     places = [json.loads(run(routed, "where", key, "--json")) for key in ("city3/a", "city3/b")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from koinon.driver.channels import OPTIONS
+from koinon.driver.rpc.channels import OPTIONS
 from koinon_proto.contract import convert
 from koinon_proto.contract.table import Table, apply_update
 from koinon_proto.v1 import table_pb2, table_pb2_grpc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from koinon.local import files
+from koinon.local import cluster_files as files
 
 _KEPT_MAX = 100
 _kept: deque[files.PortClaims] = deque()

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 
 from koinon.local import processes
 from koinon_proto.process import stopping
+from koinon_proto.process.child_python import module_command
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("koinon_coordinator", "koinon_node")
@@ -55,7 +56,11 @@ class WarmServers:
             if not self._can_fork(argv, environment):
                 return _start(argv, log, environment)
             connection = self._connection or self._begin(environment)
-            request = {"argv": argv[2:], "environment": dict(environment), "log": log.name}
+            request = {
+                "argv": argv[argv.index("-m") + 1 :],
+                "environment": dict(environment),
+                "log": log.name,
+            }
             connection.send(json.dumps({**request, "directory": str(Path.cwd())}).encode())
             while "pid" not in (answer := json.loads(connection.recv(MESSAGE_BYTES_MAX))):
                 self._exit_codes[answer["ended"]] = answer["code"]
@@ -78,7 +83,7 @@ class WarmServers:
 
     def _can_fork(self, argv: Sequence[str], environment: Mapping[str, str]) -> bool:
         fits = self._connection is None or _read_at_start(environment) == self._environment
-        return fits and list(argv[:2]) == [sys.executable, "-m"] and argv[2] in PROGRAMS
+        return fits and any(list(argv[: len(c)]) == c for c in map(module_command, PROGRAMS))
 
     def _begin(self, environment: Mapping[str, str]) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -103,6 +108,9 @@ class WarmChild:
         self._servers = servers
         self.pid = pid
         self.returncode: int | None = None
+
+    def let_run(self) -> None:
+        """Do nothing: a forked server runs at once."""
 
     def poll(self) -> int | None:
         if self.returncode is None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import koinon
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import Authority, Identity
 from koinon.certs.inspection import check_paths
 from koinon.local import LocalCluster, identities
-from koinon.local.files import LocalClusterError
+from koinon.local.cluster_files import LocalClusterError
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import BUNDLE_VARIABLE
 from tests.conftest import ClusterFactory

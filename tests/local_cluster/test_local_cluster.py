@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from koinon.local import LocalCluster, files
-from koinon.local.files import LocalClusterError
+from koinon.local import LocalCluster
+from koinon.local import cluster_files as files
+from koinon.local.cluster_files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
 from koinon.operate.admin import Admin
 from koinon_proto.contract.cluster_errors import DataDirectoryError
@@ -149,6 +150,49 @@ def test_replication_factor_of_a_cluster_that_exists_is_not_changed_here(
         make_cluster(tmp_path, replication_factor=2)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"racks": ["b"]},
+        {"node_flags": ["--pool", "x"]},
+        {"coordinator_flags": ["--lease-ms", "9"]},
+    ],
+)
+def test_settings_that_a_cluster_keeps_are_refused_where_they_differ(
+    other: dict[str, Any], make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    kept: dict[str, Any] = {
+        "racks": ["a"],
+        "node_flags": ["--weight", "50"],
+        "coordinator_flags": ["--partitions", "8"],
+    }
+    with make_cluster(tmp_path, **SMALL, **kept, partitioner="md5"):
+        pass
+    make_cluster(tmp_path).close()
+    make_cluster(tmp_path, **kept).close()
+    make_cluster(tmp_path, **kept, partitioner="md5").close()
+    with pytest.raises(LocalClusterError, match=r"leave (racks|the flags) out"):
+        make_cluster(tmp_path, **other)
+
+
+def test_up_with_settings_for_members_that_run_says_from_when_on_they_count(
+    make_cluster: ClusterFactory, tmp_path: Path, forked: Forked
+) -> None:
+    cluster = make_cluster(tmp_path, **SMALL, detached=True)
+    cluster.start()
+    cluster.wait_ready()
+    cluster.close()
+    try:
+        asked = ("--metrics", "--redis-keyspace", "carts", "--json")
+        again = forked.koinon("up", "--detach", "--data", str(tmp_path), *asked)
+        assert "c1 and n1 ran already" in again.stderr
+        remembered = files.load(tmp_path)
+        assert remembered is not None
+        assert (remembered.metrics, remembered.redis_keyspaces) == (True, ["carts"])
+    finally:
+        forked.koinon("down", "--data", str(tmp_path))
+
+
 def test_racks_and_weights_reach_the_table(make_cluster: ClusterFactory) -> None:
     with make_cluster(nodes=2, coordinators=1, racks=["a", "b"]) as cluster:
         cluster.add_node(rack="c", weight=50)
@@ -264,7 +308,9 @@ def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path, forked: Fo
         assert client.get(b"k") == b"v"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGKILL]
+)
 def test_up_in_the_foreground_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -278,6 +324,9 @@ def test_up_in_the_foreground_leaves_no_process_behind(
         code = process.wait(timeout=120)
     assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
     deadline = time.monotonic() + 60
+    if number is not signal.SIGKILL:
+        for name in answer["members"]:
+            assert " stopped " in (tmp_path / "logs" / f"{name}.log").read_text(), name
     pids = [member["pid"] for member in answer["members"].values()]
     while any(identify(pid) is not None for pid in pids):
         assert time.monotonic() < deadline
@@ -309,9 +358,8 @@ def test_up_again_on_a_taken_port_names_member_and_port(
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             _bind_soon(taken, host, int(port))
             taken.listen()
-            assert cluster.start() == ["n1"]
-            with pytest.raises(LocalClusterError, match=rf"n1 exited(.|\n)*:{port}(.|\n)*n1.log"):
-                cluster.wait_ready()
+            with pytest.raises(LocalClusterError, match=rf"{cluster.address('n1')} \(n1\)"):
+                cluster.start()
             cluster.undo_start()
         assert cluster.states["n2"] is ProcessState.RUNNING
     finally:

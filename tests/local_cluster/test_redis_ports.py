@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 from redis.cluster import RedisCluster
 
 from koinon.local import LocalCluster
-from koinon.local.files import PortClaims, port_of
+from koinon.local.cluster_files import PortClaims, port_of
 from koinon_proto.contract.errors import InvalidArgumentError
 from tests.conftest import ClusterFactory
 
@@ -53,6 +54,19 @@ def test_up_gives_each_node_a_port_for_clients_of_redis_cluster_in_a_keyspace(
         again = koinon(tmp_path, "up", "-d")
         assert f"redis-cli -c -u redis://{carts[0]}" in again
         assert carts[1] in again
+    finally:
+        koinon(tmp_path, "down")
+
+
+def test_up_with_resp_proxy_serves_every_key_at_one_node(tmp_path: Path) -> None:
+    shape = ("--nodes", "2", "--coordinators", "1", "--partitioner", "crc16", "--resp-proxy")
+    try:
+        told = koinon(tmp_path, "up", "-d", *shape, "--json")
+        host, _, port = json.loads(told)["members"]["n1"]["redis"].rpartition(":")
+        with Redis(host=host, port=int(port)) as guest:
+            assert all(guest.set(f"k{n}", n) for n in range(KEYS))
+            assert [guest.get(f"k{n}") for n in range(KEYS)] == [b"%d" % n for n in range(KEYS)]
+        koinon(tmp_path, "up", "-d", "--resp-proxy")
     finally:
         koinon(tmp_path, "down")
 

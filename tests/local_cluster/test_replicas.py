@@ -14,8 +14,8 @@ import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
-from koinon.operate.health import is_short, problems
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.judge.health import is_short, problems
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.partitioner import partitioner
 from tests.kit.clusters import running_cluster

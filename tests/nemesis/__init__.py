@@ -9,7 +9,8 @@ Three coordinators, four nodes and three client processes, each in a network nam
 the members on disks of their own (ext4 in a file). A *schedule* follows from its seed, its kinds of
 faults and its seconds alone. Once it is over, all faults end, the cluster must become well again,
 every key is read once more, the copies are compared, and the history of each key is checked for
-linearizability (tests/checkers).
+linearizability (tests/checkers). Nodes note each put that they are about to write; no value, which
+clients never write twice, may have two versions.
 
 What it takes: root, iproute2 and nftables for the network; e2fsprogs and loop devices for disks;
 util-linux's ``unshare`` for time namespaces. Each means is tried first (means.py), and kinds of

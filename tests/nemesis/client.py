@@ -337,7 +337,13 @@ def main() -> None:
     parser.add_argument("--coordinators", required=True)
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--first-process", type=int, required=True)
-    asyncio.run(work(parser.parse_args()))
+    parser.add_argument("--defect", help="plant this into the client")
+    options = parser.parse_args()
+    if options.defect:
+        from tests.nemesis.defects import defect  # it imports what nodes are made of
+
+        defect(options.defect).plant()
+    asyncio.run(work(options))
 
 
 if __name__ == "__main__":

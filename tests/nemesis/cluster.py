@@ -14,16 +14,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import ClusterStatus
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NodeStatus, Table
+from tests.checkers.applied import Applied
 from tests.integration.copies import is_settled
 from tests.integration.hosts import STOP_TIMEOUT_S, HostCluster
 from tests.nemesis import means
@@ -31,7 +33,7 @@ from tests.nemesis.client import KEYS, key_name
 from tests.nemesis.disks import Disk
 from tests.nemesis.journal import GENERATION
 from tests.nemesis.links import Links
-from tests.nemesis.member import CLOCKS, STOP_IN_READ
+from tests.nemesis.member import APPLIED, CLOCKS, STOP_IN_READ
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 64
@@ -59,7 +61,7 @@ class _Client:
 
 
 class NemesisCluster(HostCluster):
-    """``defect`` is planted into every member; "" for none."""
+    """``defect`` is planted into every member, and every client; "" for none."""
 
     def __init__(
         self,
@@ -177,6 +179,8 @@ class NemesisCluster(HostCluster):
         command += ["--keyspace", self.keyspace]
         command += ["--prefix", self.schedule_directory.name, "--journal", str(journal)]
         command += ["--first-process", str(self._lives * PROCESSES_PER_LIFE)]
+        if self._defect:
+            command += ["--defect", self._defect]
         client.process = self._spawn(name, command, subprocess.PIPE)
 
     def _spawn(
@@ -322,6 +326,14 @@ class NemesisCluster(HostCluster):
             flag.unlink(missing_ok=True)
 
     # --- what is known of it --------------------------------------------------------------------
+
+    def applied(self) -> Iterator[Applied]:
+        """Return the puts that nodes have given versions since the cluster began."""
+        for name in self.node_names:
+            path = self._control(name) / APPLIED
+            for line in path.read_text().splitlines() if path.exists() else ():
+                key, value, version = json.loads(line)
+                yield Applied(key.encode(), value.encode(), version)
 
     def table(self) -> Table:
         """Return the table as the leader has it; raises KoinonError."""

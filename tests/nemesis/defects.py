@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from koinon_node.core import records
+from koinon.core.batching import Deferred
+from koinon.core.exchange import Exchange
+from koinon.driver.single_operations import SingleOperations
+from koinon_node.core.formats import records
 from koinon_node.core.membership.lease import Lease
-from koinon_node.primary.page_reader import PageReader
+from koinon_node.replication.page_reader import PageReader
 from koinon_node.storage.store import Range
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.planting import Mutant, replace_method
@@ -55,6 +58,30 @@ def _forget_deletes_in_catch_up() -> None:
     replace_method(PageReader, "_message", make)
 
 
+def _resumes_waiters_twice() -> None:
+    """A write of a client that waited for news goes on twice, when it has any."""
+
+    def make(resume: Any) -> Any:
+        def twice(self: SingleOperations, parked: Deferred) -> None:
+            resume(self, parked)
+            routing = self.routing()
+            for single in parked.singles:
+                changed = routing.changed_since([single.partition_id], parked.revision)
+                if single.write and changed and not single.done:
+                    self._enqueue(single)
+
+        return twice
+
+    replace_method(SingleOperations, "_resume", make)
+    replace_method(Exchange, "begin_attempt", lambda _: _begin_anyway)
+
+
+def _begin_anyway(self: Exchange) -> bool:
+    self.sent = True
+    return not self.done
+
+
+_add("resumes-waiters-twice", _resumes_waiters_twice)
 _add("holds-its-lease-too-long", _holds_its_lease_too_long)
 _add("forgets-deletes-in-catch-up", _forget_deletes_in_catch_up)
 
@@ -62,6 +89,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "serves-without-a-lease": ("split",),
     "holds-its-lease-too-long": ("split",),
     "acknowledges-without-its-followers": ("split",),
+    "resumes-waiters-twice": ("isolate", "kill"),
     "forgets-deletes-in-catch-up": ("isolate", "kill"),
     "elects-a-replica-that-is-not-in-sync": ("isolate", "kill"),
 }

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from koinon.operate.moves import PlanKind, PlanRequest
+from koinon.operate.plans import PlanKind, PlanRequest
 from koinon_proto.contract.cluster_errors import PlanStaleError
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus

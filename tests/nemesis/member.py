@@ -6,6 +6,8 @@ CONTROL is a directory. A file in it named
 
 - ``clocks`` holds JSON, ``{"wall_s": offset, "lease_rate": rate}``: from then on Unix time is off
   by so much, and the clock of leases (CLOCK_BOOTTIME) runs so fast. It is read ten times a second.
+- ``applied`` gets a line of JSON for each put that a node is about to write: its key, its version,
+  and its value as far as values are told apart.
 - ``stop-in-read`` lets the process stop itself (SIGSTOP) between the first look at the lease of the
   next read and its answer; the file is taken away.
 
@@ -23,14 +25,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import koinon_proto  # noqa: F401  settings of gRPC, which counts from its first import on
 
-CLOCKS, STOP_IN_READ = "clocks", "stop-in-read"
+APPLIED, CLOCKS, STOP_IN_READ = "applied", "clocks", "stop-in-read"
 _POLL_S = 0.1
 _WITH_DEADLINES = ("grpc._channel", "grpc._common", "grpc._utilities", "grpc.aio._utils")
 
@@ -100,7 +103,7 @@ def leave_deadlines_alone() -> None:
 
 def stop_in_reads(flag: Path) -> None:
     """Have reads look for the flag after they have read, before they look at the lease again."""
-    from koinon_node.serving.reads import Reads  # of nodes only
+    from koinon_node.partition.reads import Reads  # of nodes only
 
     def stop() -> None:
         if flag.exists():
@@ -117,6 +120,29 @@ def stop_in_reads(flag: Path) -> None:
     Reads._read_rows = make(Reads._read_rows)  # type: ignore[method-assign]
 
 
+def note_applied(path: Path) -> None:
+    """Have the node append to the file what it decides to write."""
+    from koinon_node.replication.replicator import Replicator  # of nodes only
+    from tests.checkers.applied import Applied, noting
+
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(puts: Iterable[Applied]) -> None:
+        lines = [
+            json.dumps([put.key.decode(), put.value.partition(b" .")[0].decode(), put.version])
+            for put in puts
+        ]
+        if lines:
+            os.write(file, "".join(line + "\n" for line in lines).encode())
+
+    submit = Replicator.submit
+
+    def noted(self: Replicator, *arguments: Any, **options: Any) -> Any:
+        return noting(partial(submit, self), note)(*arguments, **options)
+
+    cast(Any, Replicator).submit = noted
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     control = Path(arguments.pop(0))
@@ -129,6 +155,7 @@ def main() -> None:
     module = arguments.pop(0)
     if module == "koinon_node":
         stop_in_reads(control / STOP_IN_READ)
+        note_applied(control / APPLIED)
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

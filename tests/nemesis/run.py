@@ -10,6 +10,7 @@ from pathlib import Path
 
 from koinon.client import Client
 from koinon_proto.contract.keyspaces import DEFAULT
+from tests.checkers.applied import OneVersionEach
 from tests.checkers.history import Operation, Outcome
 from tests.checkers.linearizability import UndecidedError, check
 from tests.integration.copies import assert_copies_are_identical
@@ -93,6 +94,7 @@ def _run(
     lines = merge(paths, began_at_ns)
     write_history(directory / HISTORY, lines)
     _judge(lines, result)
+    result.violations += OneVersionEach().note(cluster.applied())
     if not result.failure:
         try:
             assert_copies_are_identical(cluster.settled(READY_S))

@@ -49,6 +49,29 @@ def test_lease_that_is_not_looked_at_is_found(tmp_path: Path) -> None:
             if result.violations:
                 break
             assert result.failure == ""
+        noted = {put.value.decode() for put in cluster.applied()}
     assert result.violations, f"no stale read in {SCHEDULES_MAX} schedules"
     assert "stale" in result.violations[0] or "lost" in result.violations[0]
-    assert check(operations(read_history(directory / HISTORY)))
+    history = read_history(directory / HISTORY)
+    assert check(operations(history))
+    written = [line for line in history if line["type"] == "ok" and line["f"] == "write"]
+    assert written
+    assert {line["value"] for line in written} <= noted, "nodes note what they write"
+
+
+@pytest.mark.long
+@needs("kill", "isolate")
+def test_client_that_sends_a_write_twice_is_found(tmp_path: Path) -> None:
+    """Almost always in the first schedule: all that waits for news of the table goes on twice."""
+    steps = (
+        Step(at_s=BEGINS_S, kind="kill", lasts_s=1.0, targets=("primary",)),
+        Step(at_s=BEGINS_S + 2.0, kind="isolate", lasts_s=SPLIT_S, targets=("primary",)),
+    )
+    schedule = Schedule(seed=1, seconds=BEGINS_S + SPLIT_S + 3.0, steps=steps)
+    with NemesisCluster(tmp_path, coordinators=1, defect="resumes-waiters-twice") as cluster:
+        for number in range(SCHEDULES_MAX):
+            result = run_schedule(schedule, cluster, tmp_path / f"s{number}")
+            if result.violations:
+                break
+            assert result.failure == ""
+    assert any("version" in violation for violation in result.violations), result.violations

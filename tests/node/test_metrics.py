@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koinon_node.serving.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
-from koinon_node.serving.row_metrics import RowCounts
+from koinon_node.partition.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
+from koinon_node.partition.row_metrics import RowCounts
 from koinon_proto.contract.errors import (
     ConditionFailedError,
     InternalError,

@@ -31,6 +31,8 @@ COMMAND_S_MAX = 600
 NOT_RUN = {
     "make demo": "tests/demo runs it, with fewer rows",
     "make test": "it is what runs this",
+    "koinon watch --prefix session:": "as the next one; tests/integration/test_feeds.py runs it",
+    "koinon console --open": "it runs until somebody ends it; tests/web_console runs it",
     "cd compose && docker compose up --detach": "make compose-test runs the cluster in containers",
     "docker compose exec coordinator-1 koinon admin status": "as the one before",
     'grpcurl -plaintext -d \'{"key": "Z3JlZXRpbmc="}\' 127.0.0.1:7500 koinon.v1.KeyValue/Get': (

@@ -17,7 +17,6 @@ SCALARS: dict[type[Any], st.SearchStrategy[Any]] = {
     int: st.integers(0, 2**32 - 1),
     str: st.text(max_size=8),
 }
-POSITIVE = st.integers(1, 2**32 - 1)
 
 
 def records(

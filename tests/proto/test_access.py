@@ -226,7 +226,7 @@ def test_token_is_found_by_its_text_alone() -> None:
 )
 def test_text_that_is_no_token_is_none(text: str) -> None:
     assert parse_token(text) is None
-    assert Access().user_of_token(text, 0) is None
+    assert Access().token_of(text, 0) is None
 
 
 def state_of(**changes: object) -> tuple[AccessState, str]:
@@ -245,25 +245,25 @@ def test_token_is_taken_until_it_expires() -> None:
     state, text = state_of()
     access = Access(state)
     assert access.version == 7
-    assert access.user_of_token(text, 199.9) == "app"
-    assert access.user_of_token(text, 200) is None
+    assert getattr(access.token_of(text, 199.9), "user", None) == "app"
+    assert access.token_of(text, 200) is None
     never = Access(replace(state, tokens=(replace(state.tokens[0], expires_s=0),)))
-    assert never.user_of_token(text, 1e12) == "app"
+    assert getattr(never.token_of(text, 1e12), "user", None) == "app"
 
 
 def test_token_with_another_secret_or_of_nobody_is_not_taken() -> None:
     state, text = state_of()
     other = text[:-1] + ("A" if text[-1] != "A" else "B")
-    assert Access(state).user_of_token(other, 150) is None
-    assert Access(replace(state, tokens=())).user_of_token(text, 150) is None
-    assert Access(replace(state, users=())).user_of_token(text, 150) is None
+    assert Access(state).token_of(other, 150) is None
+    assert Access(replace(state, tokens=())).token_of(text, 150) is None
+    assert Access(replace(state, users=())).token_of(text, 150) is None
     blocked = replace(state.users[0], blocked=True)
-    assert Access(replace(state, users=(blocked,))).user_of_token(text, 150) is None
+    assert Access(replace(state, users=(blocked,))).token_of(text, 150) is None
 
 
 def test_token_never_names_root() -> None:
     token, text = make_token(ROOT, created_s=100)
-    assert Access(AccessState(version=1, tokens=(token,))).user_of_token(text, 150) is None
+    assert Access(AccessState(version=1, tokens=(token,))).token_of(text, 150) is None
 
 
 # --- users ----------------------------------------------------------------------------------------

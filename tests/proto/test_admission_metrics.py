@@ -31,46 +31,42 @@ def told(guarding: Guard, what: str) -> dict[str, float]:
     }
 
 
-def test_calls_bytes_and_refusals_show_by_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_bytes_and_refusals_show_by_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     monkeypatch.setattr(guard, "close_connection", closed.append)
     now_s = 100.0
 
-    async def test() -> None:
-        nonlocal now_s
-        guarding = Guard(LIMITS, LIMITS)
-        lane = guarding.data
-        lane.now = lambda: now_s
-        first, second, third = (lane.call(PEER, 5) for _ in range(3))
-        await first.admitted()
-        await second.admitted()
-        first.received(4)
-        waits = asyncio.ensure_future(third.admitted())
-        await asyncio.sleep(0)
-        with pytest.raises(ResourceExhaustedError, match="calls that wait"):
-            await lane.call(PEER).admitted()
-        with pytest.raises(ResourceExhaustedError, match="have not left"):
-            first.hold(500)
-        assert told(guarding, "admitted_calls") == {"{}": 2}
-        assert told(guarding, "waiting_calls") == {"{}": 1}
-        assert told(guarding, "admitted_bytes{") == {
-            ',direction="request"}': 14,
-            ',direction="answer"}': 10,
-        }
-        assert told(guarding, "admitted_bytes_limit") == {
-            '{,direction="request"}': 40,
-            '{,direction="answer"}': 200,
-        }
-        second.task = asyncio.ensure_future(asyncio.sleep(60))
-        first.replied(50)
-        await waits
-        now_s += 61
-        guarding.start()  # looks at once
-        guarding.stop()
-        assert closed == [PEER]
-        assert told(guarding, "admission_refusals") == {
-            f'_total{{,reason="{reason}"}}': 1
-            for reason in ("waiting", "answers", "slow_request", "stuck_answer")
-        }
-
-    asyncio.run(test())
+    guarding = Guard(LIMITS, LIMITS)
+    lane = guarding.data
+    lane.now = lambda: now_s
+    first, second, third = (lane.call(PEER, 5) for _ in range(3))
+    await first.admitted()
+    await second.admitted()
+    first.received(4)
+    waits = asyncio.ensure_future(third.admitted())
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhaustedError, match="calls that wait"):
+        await lane.call(PEER).admitted()
+    with pytest.raises(ResourceExhaustedError, match="have not left"):
+        first.hold(500)
+    assert told(guarding, "admitted_calls") == {"{}": 2}
+    assert told(guarding, "waiting_calls") == {"{}": 1}
+    assert told(guarding, "admitted_bytes{") == {
+        ',direction="request"}': 14,
+        ',direction="answer"}': 10,
+    }
+    assert told(guarding, "admitted_bytes_limit") == {
+        '{,direction="request"}': 40,
+        '{,direction="answer"}': 200,
+    }
+    second.task = asyncio.ensure_future(asyncio.sleep(60))
+    first.replied(50)
+    await waits
+    now_s += 61
+    guarding.start()  # looks at once
+    guarding.stop()
+    assert closed == [PEER]
+    assert told(guarding, "admission_refusals") == {
+        f'_total{{,reason="{reason}"}}': 1
+        for reason in ("waiting", "answers", "slow_request", "stuck_answer")
+    }

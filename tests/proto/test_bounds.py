@@ -1,87 +1,71 @@
-"""Every number of the wire has a bound, and what is beyond it is refused by name."""
+"""Numbers of messages are bounded: a number at its bound is let in, one above it is refused."""
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-import koinon_proto.v1
+import generate
 from koinon_proto.contract import bounds, convert
 from koinon_proto.contract.cluster_errors import RegistrationPendingError
 from koinon_proto.contract.errors import InternalError, InvalidArgumentError, UnavailableError
-from koinon_proto.v1 import errors_pb2, membership_pb2, raft_pb2, table_pb2
+from koinon_proto.v1 import (  # noqa: F401, all messages are in the pool
+    admin_pb2,
+    errors_pb2,
+    loads_pb2,
+    membership_pb2,
+    raft_pb2,
+    replication_pb2,
+    table_pb2,
+    traffic_pb2,
+)
 
-NUMBERS = {
-    FieldDescriptor.CPPTYPE_INT32,
-    FieldDescriptor.CPPTYPE_INT64,
-    FieldDescriptor.CPPTYPE_UINT32,
-    FieldDescriptor.CPPTYPE_UINT64,
-    FieldDescriptor.CPPTYPE_DOUBLE,
-    FieldDescriptor.CPPTYPE_FLOAT,
-}
-NOT_SPOKEN = {"state_pb2"}  # the log's own
-
-
-def messages() -> Iterator[Descriptor]:
-    """Every message that is spoken, those within others included."""
-    for module in pkgutil.iter_modules(koinon_proto.v1.__path__):
-        if module.name.endswith("_pb2") and module.name not in NOT_SPOKEN:
-            file = importlib.import_module(f"koinon_proto.v1.{module.name}").DESCRIPTOR
-            waiting = list(file.message_types_by_name.values())
-            while waiting:
-                message = waiting.pop()
-                waiting += message.nested_types
-                yield message
-
-
-def name_of(message: Descriptor) -> str:
-    return message.full_name.removeprefix(bounds.PACKAGE)
-
-
-def test_bounds_every_number_has_one_and_nothing_else_does() -> None:
-    numbers = {
-        name_of(message): {f.name for f in message.fields if f.cpp_type in NUMBERS}
-        for message in messages()
-    }
-    stated = {name: set(fields) for name, fields in bounds.BOUNDS.items()}
-    assert stated == {name: fields for name, fields in numbers.items() if fields}
+POOL = table_pb2.DESCRIPTOR.pool
 
 
 def bounded() -> Iterator[Any]:
-    for message in messages():
-        for name, bound in bounds.BOUNDS.get(name_of(message), {}).items():
-            if bound is not None:
-                yield pytest.param(message, name, bound, id=f"{name_of(message)}.{name}")
+    """Each bounded field: its message's full name, its name and the greatest number."""
+    contract = generate.read_contract()
+    for message, described in contract.messages():
+        for field, bound in contract.bounds(message, described).items():
+            yield pytest.param(message, field, bound, id=f"{message}.{field}")
 
 
-@pytest.mark.parametrize(("descriptor", "name", "bound"), list(bounded()))
-def test_bounds_number_at_its_bound_is_let_in_and_above_it_refused(
-    descriptor: Descriptor, name: str, bound: int | float
+@pytest.mark.parametrize(("message", "field", "bound"), list(bounded()))
+def test_number_at_its_bound_is_let_in_and_above_it_refused(
+    message: str, field: str, bound: int
 ) -> None:
-    def holding(value: int | float) -> Any:
-        message: Any = GetMessageClass(descriptor)()
-        if descriptor.fields_by_name[name].is_repeated:
-            getattr(message, name).extend([0, value, 0])
+    descriptor = POOL.FindMessageTypeByName(f"koinon.v1.{message}")
+    described = descriptor.fields_by_name[field]
+
+    def holding(value: float) -> Any:
+        made: Any = GetMessageClass(descriptor)()
+        if described.is_repeated:
+            getattr(made, field).extend([0, value, 0])
         else:
-            setattr(message, name, value)
-        return message
+            setattr(made, field, value)
+        return made
 
     bounds.check(holding(bound))
-    above = math.nan if isinstance(bound, float) else bound + 1
+    above = math.nan if described.cpp_type == described.CPPTYPE_DOUBLE else bound + 1
     try:
         beyond = holding(above)
     except ValueError:
         return  # the type itself is the bound
     with pytest.raises(InvalidArgumentError) as refused:
         bounds.check(beyond)
-    assert refused.value.field == name
+    assert refused.value.field == field
+
+
+def test_kinds_of_numbers_are_printed_in_the_documents() -> None:
+    printed = (Path(__file__).parents[2] / "docs/bounds.md").read_text(encoding="utf-8")
+    for kind, greatest in generate.read_contract().kinds().values():
+        assert greatest is None or f"| {kind} | {greatest:,} |" in printed
 
 
 def test_bounds_are_looked_at_in_messages_within_messages() -> None:

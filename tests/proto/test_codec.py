@@ -22,10 +22,8 @@ from koinon_proto.contract.table import (
 )
 from koinon_proto.v1 import loads_pb2, state_pb2, table_pb2
 
-from .records import POSITIVE, records
+from .records import records
 
-# A zero that is read stands for the default of these.
-SPECIAL = {"weight": POSITIVE, "replica_timeout_ms": POSITIVE}
 CODECS: dict[str, tuple[type[Any], Codec[Any, Any]]] = {
     "CONFIG": (ClusterConfig, convert.CONFIG),
     "NODE": (NodeInfo, convert.NODE),
@@ -43,12 +41,12 @@ CODECS: dict[str, tuple[type[Any], Codec[Any, Any]]] = {
 @given(data=st.data())
 def test_record_comes_back_whole(name: str, data: st.DataObject) -> None:
     record_class, conversion = CODECS[name]
-    record = data.draw(records(record_class, SPECIAL))
+    record = data.draw(records(record_class))
     message = conversion.encode(record)
     assert conversion.decode(type(message).FromString(message.SerializeToString())) == record
 
 
-@given(records(TableUpdate, SPECIAL))
+@given(records(TableUpdate))
 def test_update_comes_back_whole(update: TableUpdate) -> None:
     message = convert.update_to_proto(update)
     parsed = table_pb2.TableUpdate.FromString(message.SerializeToString())
@@ -83,24 +81,18 @@ OPENING = codec(
     Opening,
     state_pb2.OpenLoadCommand,
     names={"job": "job_id", "batch": "stream_batch"},
-    zero_is_default=["timeout_ms"],
     filled=["description"],
     unused=["owner", "keyspace_id"],
 )
 
 
-@given(records(Opening, {"timeout_ms": POSITIVE}), st.text(max_size=5))
+@given(records(Opening), st.text(max_size=5))
 def test_names_optionals_enums_and_what_is_filled_in(opening: Opening, description: str) -> None:
     message = OPENING.encode(opening, description=description)
     assert message.job_id == opening.job
     assert message.description == description
     assert message.HasField("stream_batch") == (opening.batch is not None)
     assert OPENING.decode(message) == opening
-
-
-def test_zero_is_read_as_the_default_and_a_default_is_sent() -> None:
-    assert OPENING.decode(state_pb2.OpenLoadCommand(mode=1)).timeout_ms == 7  # type: ignore
-    assert OPENING.encode(Opening("j", LoadMode.APPEND, None), description="").timeout_ms == 7
 
 
 def test_number_that_an_enum_does_not_have_is_refused() -> None:
@@ -144,7 +136,6 @@ LEFT = ["description", "owner", "keyspace_id"]
             {"unused": LEFT, "values": {"suffix": Value(int, int)}},
             r"\['suffix'\]",
         ),
-        ({"unused": LEFT, "zero_is_default": ["wait_ms"]}, r"\['wait_ms'\]"),
     ],
 )
 def test_pair_with_a_field_that_is_not_covered_is_refused(
@@ -174,5 +165,3 @@ def test_hint_without_a_wire_form_is_refused() -> None:
         codec(Odder, loads_pb2.StreamBatch)
     with pytest.raises(TypeError, match="neither a dataclass nor a named tuple"):
         codec(int, loads_pb2.StreamBatch)
-    with pytest.raises(TypeError, match="has no default"):
-        codec(StreamBatch, loads_pb2.StreamBatch, zero_is_default=["batch_id"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+import koinon
 from koinon_proto.contract import cluster_errors, convert, errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import errors_pb2
@@ -33,6 +35,7 @@ LOCAL_ONLY = {
 def sample(cls: type[KoinonError]) -> KoinonError:
     samples: dict[Any, Callable[[str], Any]] = {
         "int": lambda _: 7,
+        "bool": lambda _: True,
         "str": lambda name: f"the {name}",
         "bytes": lambda name: b"the \xff " + name.encode(),
         "tuple[int, ...]": lambda _: (3, 5),
@@ -79,6 +82,54 @@ def test_error_facts_never_contradict(cls: type[KoinonError]) -> None:
     assert not (cls.retriable and cls.maybe_applied), "a retry would apply an unknown write twice"
     assert cls.__name__.endswith("Error")
     assert str(sample(cls))
+
+
+@pytest.mark.parametrize(
+    ("expected", "current", "hidden", "text"),
+    [
+        (7, 0, False, "expected version 7, there is no record"),
+        (0, 9, False, "expected no record, the record has version 9"),
+        (7, 9, False, "expected version 7, the record has version 9"),
+        (7, 0, True, "expected version 7, it has another (only who may read the key is told"),
+    ],
+)
+def test_condition_that_failed_says_that_there_is_no_record(
+    expected: int, current: int, hidden: bool, text: str
+) -> None:
+    failed = errors.ConditionFailedError(
+        expected_version=expected, current_version=current, version_hidden=hidden
+    )
+    assert str(failed).startswith(f"condition failed: {text}")
+    assert text in str(errors.CheckFailedError(key=b"k", **vars(failed)))
+
+
+RETRIABLE = {
+    "ClusterNotReadyError",
+    "DeadlinePassedError",
+    "LeaseExpiredError",
+    "NobodyListensError",
+    "NotEnoughReplicasError",
+    "NotPrimaryError",
+    "PartitionOfflineError",
+    "QuotaExceededError",
+    "ResourceExhaustedError",
+    "TableBehindError",
+    "UnavailableError",
+    "UnknownHostError",
+}
+MAYBE_APPLIED = {"UnknownFateError"}
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_public_error_says_whether_a_call_may_be_repeated_and_is_in_the_reference(
+    name: str,
+) -> None:
+    cls = getattr(koinon, name)
+    assert issubclass(cls, koinon.KoinonError)
+    assert cls.retriable == (name in RETRIABLE)
+    assert cls.maybe_applied == (name in MAYBE_APPLIED)
+    assert f"autoexception:: koinon.{name}\n" in REFERENCE.read_text()
 
 
 def test_resource_exhausted_names_its_limit_where_it_is_known() -> None:

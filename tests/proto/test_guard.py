@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -61,29 +62,32 @@ class Sample:
         self.done += 1
 
 
-def guarded(test: Callable[[Guard, Sample, grpc.aio.Channel], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        guarding, sample = Guard(LIMITS, LIMITS), Sample()
-        server = GuardedServer(guarding, rpc.SERVER_OPTIONS)
-        read, write = kv_pb2.GetRequest.FromString, kv_pb2.GetResponse.SerializeToString
-        handlers = {
-            "Get": grpc.unary_unary_rpc_method_handler(sample.Get, read, write),
-            "Page": grpc.unary_unary_rpc_method_handler(sample.Page, read, write),
-            "Watch": grpc.unary_stream_rpc_method_handler(sample.Watch, read, write),
-            "Talk": grpc.stream_stream_rpc_method_handler(sample.Talk, read, write),
-        }
-        server.add_registered_method_handlers("koinon.v1.Sample", handlers)
-        sample.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        try:
-            async with grpc.aio.insecure_channel(
-                sample.address, options=rpc.CHANNEL_OPTIONS
-            ) as channel:
-                await asyncio.wait_for(test(guarding, sample, channel), 60)
-        finally:
-            await server.stop(None)
+Served = tuple[Guard, Sample, Any]
 
-    asyncio.run(whole())
+
+@pytest.fixture
+@asynccontextmanager
+async def served() -> AsyncIterator[Served]:
+    """A guarded server, its service and a channel to it."""
+    guarding, sample = Guard(LIMITS, LIMITS), Sample()
+    server = GuardedServer(guarding, rpc.SERVER_OPTIONS)
+    read, write = kv_pb2.GetRequest.FromString, kv_pb2.GetResponse.SerializeToString
+    handlers = {
+        "Get": grpc.unary_unary_rpc_method_handler(sample.Get, read, write),
+        "Page": grpc.unary_unary_rpc_method_handler(sample.Page, read, write),
+        "Watch": grpc.unary_stream_rpc_method_handler(sample.Watch, read, write),
+        "Talk": grpc.stream_stream_rpc_method_handler(sample.Talk, read, write),
+    }
+    server.add_registered_method_handlers("koinon.v1.Sample", handlers)
+    sample.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(
+            sample.address, options=rpc.CHANNEL_OPTIONS
+        ) as channel:
+            yield guarding, sample, channel
+    finally:
+        await server.stop(None)
 
 
 async def refusal(call: Awaitable[Any]) -> Any:
@@ -97,27 +101,25 @@ def held(guarding: Guard) -> tuple[int, ...]:
     return every.calls, every.request_bytes, every.reply_bytes
 
 
-def test_methods_of_each_kind_are_answered_and_leave_nothing() -> None:
-    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
-        sent, got = kv_pb2.GetRequest(key=b"k").SerializeToString(), kv_pb2.GetResponse.FromString
-        assert got(await channel.unary_unary(GET)(sent)).value == b"k"
-        assert [got(m).value async for m in channel.unary_stream(WATCH)(sent)] == [b"k"]
-        talk = channel.stream_stream(TALK)()
-        for _ in range(3):
-            await talk.write(sent)
-            assert got(await talk.read()).value == b"k"
-        await talk.done_writing()
-        assert await talk.read() is grpc.aio.EOF
-        unknown = channel.unary_unary("/koinon.v1.Sample/Nothing")(sent)
-        with pytest.raises(grpc.RpcError, match="Method not found"):
-            await unknown
-        await until(lambda: held(guarding) == (0, 0, 0))
-
-    guarded(test)
+async def test_methods_of_each_kind_are_answered_and_leave_nothing(served: Served) -> None:
+    guarding, _, channel = served
+    sent, got = kv_pb2.GetRequest(key=b"k").SerializeToString(), kv_pb2.GetResponse.FromString
+    assert got(await channel.unary_unary(GET)(sent)).value == b"k"
+    assert [got(m).value async for m in channel.unary_stream(WATCH)(sent)] == [b"k"]
+    talk = channel.stream_stream(TALK)()
+    for _ in range(3):
+        await talk.write(sent)
+        assert got(await talk.read()).value == b"k"
+    await talk.done_writing()
+    assert await talk.read() is grpc.aio.EOF
+    unknown = channel.unary_unary("/koinon.v1.Sample/Nothing")(sent)
+    with pytest.raises(grpc.RpcError, match="Method not found"):
+        await unknown
+    await until(lambda: held(guarding) == (0, 0, 0))
 
 
-def test_malformed_messages_are_refused_by_type_and_few_are_logged(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_malformed_messages_are_refused_by_type_and_few_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
     few = LinesPerSecond(2)
     few._second = math.inf  # that lasts as long as the test takes
@@ -126,7 +128,8 @@ def test_malformed_messages_are_refused_by_type_and_few_are_logged(
         table_pb2.GetTableRequest(cluster_id="abc").SerializeToString().replace(b"b", b"\xff")
     )
 
-    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
+    guarding, _, channel = served
+    with caplog.at_level(logging.WARNING):
         parse = guard._parser("/koinon.v1.T/T", table_pb2.GetTableRequest.FromString)
         with pytest.raises(InvalidArgumentError):
             parse(wrong_text, _Peer())
@@ -145,10 +148,9 @@ def test_malformed_messages_are_refused_by_type_and_few_are_logged(
         assert isinstance(await refusal(talk.read()), InvalidArgumentError)
         nothing = channel.stream_unary(GET)(iter(()))
         assert isinstance(await refusal(nothing), InvalidArgumentError)
+        no_watch = channel.stream_stream(WATCH)(iter(()))
+        assert isinstance(await refusal(no_watch.read()), InvalidArgumentError)
         await until(lambda: held(guarding) == (0, 0, 0))
-
-    with caplog.at_level(logging.WARNING):
-        guarded(test)
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 2
     assert not any(record.exc_info for record in lines)
@@ -160,76 +162,68 @@ class _Peer:
         return "ipv4:127.0.0.1:1"
 
 
-def test_a_message_that_does_not_come_holds_up_its_own_connection_and_is_cut_off_for_others() -> (
-    None
-):
-    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
-        idle = [channel.stream_unary(GET)() for _ in range(2)]
-        await until(lambda: guarding.data.all.calls == 2)
-        for call in idle:
-            assert not call.done()
-        more = channel.stream_unary(GET)()
-        await until(lambda: guarding.data.waiting == 1)
-        options = (*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        async with grpc.aio.insecure_channel(sample.address, options=options) as other:
-            get: Any = other.unary_unary(GET)
-            await get(kv_pb2.GetRequest(key=b"k").SerializeToString())
-        refused = await asyncio.gather(*(refusal(call) for call in idle))
-        assert all(isinstance(error, UnavailableError) for error in refused)
-        more.cancel()
-        await until(lambda: held(guarding) == (0, 0, 0))
-
-    guarded(test)
-
-
-def test_answers_count_until_they_have_left_and_one_who_takes_none_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_message_that_does_not_come_holds_up_its_own_connection_and_is_cut_off_for_others(
+    served: Served,
 ) -> None:
-    monkeypatch.setattr(admission, "_CONTENDED_LEAVE_S", 0.3)
+    guarding, sample, channel = served
+    idle = [channel.stream_unary(GET)() for _ in range(2)]
+    await until(lambda: guarding.data.all.calls == 2)
+    for call in idle:
+        assert not call.done()
+    more = channel.stream_unary(GET)()
+    await until(lambda: guarding.data.waiting == 1)
+    options = (*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+    async with grpc.aio.insecure_channel(sample.address, options=options) as other:
+        get: Any = other.unary_unary(GET)
+        await get(kv_pb2.GetRequest(key=b"k").SerializeToString())
+    refused = await asyncio.gather(*(refusal(call) for call in idle))
+    assert all(isinstance(error, UnavailableError) for error in refused)
+    more.cancel()
+    await until(lambda: held(guarding) == (0, 0, 0))
 
-    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
-        port = sample.address.rpartition(":")[2]
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-        writer.write(_http2_calls(PAGE.encode(), 3))  # its window is 64 KiB, and it never opens it
-        await until(lambda: len(guarding.data.leaving) == 2)
-        assert held(guarding)[2] >= 16 << 20
-        await until(lambda: sample.done == 1)  # the third was refused
-        assert len(await channel.unary_unary(PAGE)(b"")) > 8 << 20  # others go on
-        await until(lambda: sample.done == 4)
-        assert await reader.read() is not None  # to the end: it was closed
-        await until(lambda: held(guarding) == (0, 0, 0))
-        writer.close()
 
-    guarded(test)
+async def test_answers_count_until_they_have_left_and_one_who_takes_none_is_closed(
+    monkeypatch: pytest.MonkeyPatch, served: Served
+) -> None:
+    monkeypatch.setattr(admission, "_CONTENDED_LEAVE_S", 1.0)
+
+    guarding, sample, channel = served
+    port = sample.address.rpartition(":")[2]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    writer.write(_http2_calls(PAGE.encode(), 3))  # its window is 64 KiB, and it never opens it
+    await until(lambda: len(guarding.data.leaving) == 2)
+    assert held(guarding)[2] >= 16 << 20
+    await until(lambda: sample.done == 1)  # the third was refused
+    assert len(await channel.unary_unary(PAGE)(b"")) > 8 << 20  # others go on
+    await until(lambda: sample.done == 4)
+    assert await reader.read() is not None  # to the end: it was closed
+    await until(lambda: held(guarding) == (0, 0, 0))
+    writer.close()
 
 
 @pytest.mark.parametrize("path", [b"/\xff\xfe", b"/koinon.v1.Sample/\xc3", b"\xff", b""])
-def test_a_path_that_is_no_text_is_answered_and_stops_nobody(path: bytes) -> None:
-    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
-        reader, writer = await asyncio.open_connection(*sample.address.split(":"))
-        writer.write(_http2_calls(path, 3))
-        assert len(await reader.read(1)) == 1
-        sent = kv_pb2.GetRequest(key=b"k").SerializeToString()
-        for _ in range(3):
-            await channel.unary_unary(GET)(sent)
-            with pytest.raises(grpc.RpcError, match="Method not found"):
-                await channel.unary_unary("/koinon.v1.Sample/Nothing")(sent)
-        writer.close()
-
-    guarded(test)
+async def test_a_path_that_is_no_text_is_answered_and_stops_nobody(
+    path: bytes, served: Served
+) -> None:
+    _, sample, channel = served
+    reader, writer = await asyncio.open_connection(*sample.address.split(":"))
+    writer.write(_http2_calls(path, 3))
+    assert len(await reader.read(1)) == 1
+    sent = kv_pb2.GetRequest(key=b"k").SerializeToString()
+    for _ in range(3):
+        await channel.unary_unary(GET)(sent)
+        with pytest.raises(grpc.RpcError, match="Method not found"):
+            await channel.unary_unary("/koinon.v1.Sample/Nothing")(sent)
+    writer.close()
 
 
 @pytest.mark.parametrize("has_hook", [True, False])
-def test_server_on_a_grpcio_without_the_hook_for_unknown_methods_warns_once(
+async def test_server_on_a_grpcio_without_the_hook_for_unknown_methods_warns_once(
     has_hook: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_hook:
         monkeypatch.setattr(aio_server, "_HOOKS", ("_a_hook_that_grpc_does_not_have",))
-
-    async def make() -> None:
-        await GuardedServer(Guard(LIMITS, LIMITS), rpc.SERVER_OPTIONS).stop(None)
-
-    asyncio.run(make())
+    await GuardedServer(Guard(LIMITS, LIMITS), rpc.SERVER_OPTIONS).stop(None)
     warned = [r.message for r in caplog.records if r.name == aio_server.__name__]
     assert len(warned) == (0 if has_hook else 1)
     assert all(grpc.__version__ in message for message in warned)

@@ -7,8 +7,9 @@ import gzip
 import http.client
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client import Counter
@@ -24,19 +25,16 @@ def text_of(*families: Family) -> str:
     return "".join(piece for family in families for piece in family.pieces())
 
 
-def serve(metrics: Metrics, test: Callable[[str], Awaitable[None]]) -> None:
-    """Run the test beside an endpoint."""
-
-    async def whole() -> None:
-        address = free_address()
-        endpoint = MetricsEndpoint(address)
-        endpoint.start(metrics)
-        try:
-            await test(address)
-        finally:
-            await asyncio.to_thread(endpoint.close)
-
-    asyncio.run(asyncio.wait_for(whole(), 120))
+@asynccontextmanager
+async def serving(metrics: Metrics) -> AsyncIterator[str]:
+    """An endpoint; yields its address."""
+    address = free_address()
+    endpoint = MetricsEndpoint(address)
+    endpoint.start(metrics)
+    try:
+        yield address
+    finally:
+        await asyncio.to_thread(endpoint.close)
 
 
 def test_histogram_counts_a_value_on_a_bound_below_it() -> None:
@@ -64,14 +62,14 @@ def test_large_family_is_whole_over_its_pieces() -> None:
     assert found.sum("koinon_x_total", partition="1999") == 1999
 
 
-def test_endpoint_tells_sources_registry_and_the_process_as_they_are_now() -> None:
+async def test_endpoint_tells_sources_registry_and_the_process_as_they_are_now() -> None:
     metrics = Metrics("node")
     numbers = {"x": 1}
     metrics.add(lambda: [single("koinon_x", "gauge", "X.", numbers["x"])])
     metrics.add(lambda: [single("koinon_y", "gauge", "Y.", 7)], on_loop=False)
     Counter("koinon_z", "Z.", registry=metrics.registry).inc(3)
 
-    async def test(address: str) -> None:
+    async with serving(metrics) as address:
         assert (await asyncio.to_thread(scrape, address)).sum("koinon_x") == 1
         numbers["x"] = 2
         found = await asyncio.to_thread(scrape, address)
@@ -81,17 +79,15 @@ def test_endpoint_tells_sources_registry_and_the_process_as_they_are_now() -> No
         assert found.sum("process_resident_memory_bytes") > 1_000_000
         assert "_created" not in found.text
 
-    serve(metrics, test)
 
-
-def test_endpoint_gzips_if_asked_and_knows_one_path() -> None:
+async def test_endpoint_gzips_if_asked_and_knows_one_path() -> None:
     def ask(address: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(address, timeout=10)
         connection.request("GET", path, headers=headers)
         reply = connection.getresponse()
         return reply.status, reply.read()
 
-    async def test(address: str) -> None:
+    async with serving(Metrics("node")) as address:
         status, body = await asyncio.to_thread(
             ask, address, "/metrics", {"Accept-Encoding": "gzip"}
         )
@@ -100,10 +96,8 @@ def test_endpoint_gzips_if_asked_and_knows_one_path() -> None:
         status, body = await asyncio.to_thread(ask, address, "/", {})
         assert (status, body) == (404, b"metrics are at /metrics\n")
 
-    serve(Metrics("node"), test)
 
-
-def test_endpoint_tells_the_last_numbers_again_while_the_loop_hangs(
+async def test_endpoint_tells_the_last_numbers_again_while_the_loop_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wait_s = "koinon_proto.server.metrics_server._LOOP_WAIT_S"
@@ -112,7 +106,7 @@ def test_endpoint_tells_the_last_numbers_again_while_the_loop_hangs(
     numbers = {"x": 1}
     metrics.add(lambda: [single("koinon_x", "gauge", "X.", numbers["x"])])
 
-    async def test(address: str) -> None:
+    async with serving(metrics) as address:
         await asyncio.to_thread(scrape, address)
         numbers["x"] = 2
         with ThreadPoolExecutor(1) as thread, monkeypatch.context() as patch:
@@ -121,11 +115,9 @@ def test_endpoint_tells_the_last_numbers_again_while_the_loop_hangs(
         assert old.sum("koinon_x") == 1
         assert (await asyncio.to_thread(scrape, address)).sum("koinon_x") == 2
 
-    serve(metrics, test)
 
-
-def test_idle_connections_do_not_keep_a_scrape_waiting() -> None:
-    async def test(address: str) -> None:
+async def test_idle_connections_do_not_keep_a_scrape_waiting() -> None:
+    async with serving(Metrics("coordinator")) as address:
         host, _, port = address.rpartition(":")
         idle = [socket.create_connection((host, int(port))) for _ in range(4)]
         try:
@@ -134,11 +126,9 @@ def test_idle_connections_do_not_keep_a_scrape_waiting() -> None:
             for one in idle:
                 one.close()
 
-    serve(Metrics("coordinator"), test)
 
-
-def test_loop_lag_shows_a_blocked_loop() -> None:
-    async def test(address: str) -> None:
+async def test_loop_lag_shows_a_blocked_loop() -> None:
+    async with serving(Metrics("node")) as address:
         await asyncio.sleep(0.1)
         time.sleep(0.6)  # noqa: ASYNC251
         await asyncio.sleep(0.1)
@@ -147,8 +137,6 @@ def test_loop_lag_shows_a_blocked_loop() -> None:
         assert found.sum(f"{name}_sum") > 0.2
         late = found.sum(f"{name}_count") - found.sum(f"{name}_bucket", le="0.2")
         assert late >= 1
-
-    serve(Metrics("node"), test)
 
 
 def test_address_that_is_taken_is_refused_and_free_again_after_close() -> None:

@@ -88,3 +88,30 @@ def test_no_way_out_of_a_server_is_left_unescaped(way: str) -> None:
     shown = (ended.stdout + ended.stderr).decode()
     assert "]52;c;" in shown
     assert all(line.isprintable() for line in shown.split("\n")), shown
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_descriptor_of_a_closed_stream_goes_to_no_other_file(closed: str) -> None:
+    program = (
+        "import os, sys; from koinon_proto.process import printable; printable.protect_streams();"
+        "sys.exit(os.open(os.devnull, os.O_RDONLY) < 3)"
+    )
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program], check=False
+    )
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("fault", ["2>/dev/full", "2>&-"])
+def test_server_goes_on_where_its_log_cannot_be_written(fault: str) -> None:
+    program = (
+        "import logging; from koinon_proto.process import logs, printable;"
+        "printable.protect_streams(); logs.configure_logging();"
+        "logging.getLogger('x').warning('lost'); print('goes on')"
+    )
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {fault}', "sh", sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert ended.stdout == b"goes on\n"

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 
 from koinon_coordinator.raft import RaftConfig, RaftMember, StreamRaftTransport
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.clock import boottime
+
+from .framed import Listener
 
 COUNTED_PREFIXES = (b"rate", b"warm")
 
@@ -72,15 +73,12 @@ class Process:
         self.serving_term = None
 
     async def run(self) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self.transport.add_to_server(server)
-        server.add_insecure_port(self.listen)
-        await server.start()
+        server = await Listener(self.transport, self.listen).start()
         try:
             await self.member.start()
         except KoinonError as error:
             say({"event": "stopped", "error": type(error).__name__, "text": str(error)})
-            await server.stop(0)
+            await server.stop()
             return
         requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         threading.Thread(
@@ -95,7 +93,7 @@ class Process:
             task.add_done_callback(tasks.discard)
         await self.member.stop()
         await watcher
-        await server.stop(0)
+        await server.stop()
 
     async def watch(self) -> None:
         try:

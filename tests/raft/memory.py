@@ -127,8 +127,8 @@ class MemoryRaftTransport:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    def streams(self) -> dict[str, int]:
-        return {}
+    def open_streams(self) -> int:
+        return 0
 
     async def receive(self, source: MemoryRaftTransport, message: Message) -> None:
         sender, receiver = source.endpoint, self.endpoint

@@ -147,8 +147,8 @@ MUTANTS = [
     ),
     Mutant(
         "read-before-it-is-applied",
-        "raft.py",
-        "count = bisect_right(finished, self.log.applied_index, key=lambda read: read[0])",
+        "leader.py",
+        "count = bisect_right(finished, self._log.applied_index, key=lambda read: read[0])",
         "count = len(finished)",
         seed=28,
     ),

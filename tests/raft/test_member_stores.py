@@ -6,7 +6,6 @@ import asyncio
 import errno
 from pathlib import Path
 
-import grpc
 import pytest
 
 from koinon_coordinator.core.raft import Configuration, Role
@@ -21,6 +20,7 @@ from koinon_proto.contract.cluster_errors import DataDirectoryError
 from tests.kit.addresses import free_addresses
 from tests.kit.waiting import run, until
 
+from .framed import Listener
 from .in_process import UNUSED, Commands, InProcessGroup, group_of, member_config
 from .memory import MemoryRaftNetwork, MemoryRaftStorage
 
@@ -81,11 +81,8 @@ def test_members_that_only_follow_know_one_anothers_stores() -> None:
         disks = {m: MemoryRaftStorage(Configuration(voters=addresses)) for m in addresses}
         members, servers = {}, []
         for member_id, address in addresses.items():
-            transport, server = StreamRaftTransport(), grpc.aio.server()
-            transport.add_to_server(server)
-            server.add_insecure_port(address)
-            await server.start()
-            servers.append(server)
+            transport = StreamRaftTransport()
+            servers.append(await Listener(transport, address).start())
             # Only one of them ever campaigns.
             times = {"min": 300, "max": 600} if member_id == "a" else {"min": 9**6, "max": 9**7}
             members[member_id] = RaftMember(
@@ -113,6 +110,6 @@ def test_members_that_only_follow_know_one_anothers_stores() -> None:
             for member in members.values():
                 await member.stop()
             for server in servers:
-                await server.stop(0)
+                await server.stop()
 
     run(test)

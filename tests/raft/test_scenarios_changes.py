@@ -54,6 +54,16 @@ def test_change_counts_from_when_it_is_appended() -> None:
     assert leader.log.commit_index == leader.log.last_index
 
 
+def test_own_address_of_an_only_member_is_changed_and_survives_a_restart() -> None:
+    group = Group("a")
+    leader = group.elect("a")
+    assert not isinstance(leader.change_own_address("elsewhere:1", group.now), Refusal)
+    group.take("a")
+    group.pump()
+    group.boot("a")
+    assert group["a"].configuration.voters == {"a": "elsewhere:1"}
+
+
 def test_change_that_is_truncated_is_rolled_back() -> None:
     group = Group("abc")
     group.elect("a")

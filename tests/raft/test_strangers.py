@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 
 from koinon_coordinator.core.raft import (
@@ -19,19 +18,19 @@ from koinon_coordinator.core.raft import (
     VoteRequest,
 )
 from koinon_coordinator.raft import StreamRaftTransport
-from koinon_coordinator.raft import transport as transport_module
 from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto
-from koinon_proto.contract import bounds
+from koinon_proto.contract import bounds_gen
 from koinon_proto.contract.cluster_errors import DataDirectoryError
-from koinon_proto.v1 import raft_pb2_grpc
+from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 
+from .framed import Listener, refusal_of, stream_to
 from .group import Group
 from .in_process import InProcessGroup
 from .memory import MemoryRaftStorage
-from .test_transport import Endpoint, served
+from .test_transport import Endpoint
 
 LEADERLESS_S = 5.1
 
@@ -126,56 +125,41 @@ def hello(sender: str, address: str, receiver: str = "b", group: str = "") -> Ra
 
 def test_stranger_is_refused_and_nothing_of_it_is_kept_or_dialled() -> None:
     async def test() -> None:
-        address = free_address()
-        transport, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
+        transport, endpoint = StreamRaftTransport(), Endpoint("b", free_address(), "store")
         endpoint.strangers = {f"x{i}" for i in range(30)} | {"x" * 1000}
         transport.attach(endpoint)
-        server = await served(transport, address)
-        async with grpc.aio.insecure_channel(address) as channel:
-            exchange = raft_pb2_grpc.RaftStub(channel).Exchange
-            for name in sorted(endpoint.strangers):
-                reply = await exchange(iter([hello(name, "127.0.0.1:9")]))
-                assert reply.refusal in (
-                    RaftExchangeReply.REFUSAL_NOT_MEMBER,
-                    RaftExchangeReply.REFUSAL_MALFORMED,
-                )
-                assert len(reply.detail) < 400
+        listener = await Listener(transport, endpoint.address).start()
+        for name in sorted(endpoint.strangers):
+            reply = await refusal_of(listener.port.port, hello(name, "127.0.0.1:9"))
+            assert reply.refusal in (
+                RaftExchangeReply.REFUSAL_NOT_MEMBER,
+                RaftExchangeReply.REFUSAL_MALFORMED,
+            )
+            assert len(reply.detail) < 400
         assert (endpoint.received, endpoint.pins) == ([], {})
-        kept = (transport._learned, transport._heard_at, transport._peers)
-        assert kept == ({}, {}, {})
-        assert (transport._taken, transport._waiting) == ({}, {})
+        kept = (transport._learned, transport._common.heard_at, transport._peers, transport._taken)
+        assert kept == ({}, {}, {}, {})
         await transport.close()
-        await server.stop(0)
+        await listener.stop()
 
     run(test)
 
 
-def test_streams_that_say_nothing_take_no_members_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_module, "STREAMS_WAITING_MAX", 4)
-    monkeypatch.setattr(transport_module, "HELLO_TIMEOUT_S", 1e6)
-
+def test_newer_stream_of_a_member_stands_for_the_one_before() -> None:
     async def test() -> None:
-        address = free_address()
-        transport, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
+        transport, endpoint = StreamRaftTransport(), Endpoint("b", free_address(), "store")
         transport.attach(endpoint)
-        server = await served(transport, address)
-        async with grpc.aio.insecure_channel(address) as channel:
-            exchange = raft_pb2_grpc.RaftStub(channel).Exchange
-            silent = [exchange() for _ in range(4)]
-            await until(lambda: len(transport._waiting) == 4, "they wait")
-            stream = exchange()
-            await stream.write(hello("a", ""))
-            await until(lambda: endpoint.received, "it is taken")
-            await until(lambda: any(call.done() for call in silent), "one was ended")
-            assert not stream.done()
-            again = exchange()
-            await again.write(hello("a", ""))
-            await until(stream.done, "the newer stream stands for it")
-            assert not again.done()
-            for call in (*silent, again):
-                call.cancel()
+        listener = await Listener(transport, endpoint.address).start()
+        before = await stream_to(listener.port.port, hello("a", ""))
+        await until(lambda: endpoint.received, "it is taken")
+        newer = await stream_to(listener.port.port, hello("a", ""))
+        with pytest.raises(UnavailableError):
+            await before.receive()
+        newer.send(RaftBatch(messages=hello("a", "").messages))
+        await until(lambda: len(endpoint.received) == 3, "the newer one goes on")
+        newer.close()
         await transport.close()
-        await server.stop(0)
+        await listener.stop()
 
     run(test)
 
@@ -200,4 +184,4 @@ def test_member_with_a_term_that_cannot_be_gone_on_from_says_what_to_do() -> Non
 
 
 def test_bound_of_terms_is_that_of_the_wire() -> None:
-    assert TERM_MAX == bounds.TERM
+    assert TERM_MAX == bounds_gen.TERM

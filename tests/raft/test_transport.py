@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, get_args
 
-import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,15 +28,14 @@ from koinon_coordinator.raft import (
 )
 from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto, to_proto
-from koinon_coordinator.services.peer_port import PeerPort
-from koinon_proto.v1 import raft_pb2_grpc
+from koinon_proto.server import framed_stream
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 from tests.kit.addresses import free_address
 from tests.kit.waiting import run, succeeds, until
 from tests.proto.records import SCALARS, records
 
 from . import test_scenarios_changes, test_scenarios_snapshots
-from .framed import peer_port
+from .framed import Listener, refusal_of
 from .group import Group
 from .memory import MemoryRaftNetwork
 
@@ -107,6 +106,8 @@ def test_convert_malformed_messages_are_refused() -> None:
 
 # -- transports: one contract
 
+PATIENT = TransportConfig(hello_interval_ms=20, silence_ms=60_000)
+
 
 class Endpoint:
     """A member's side of a transport, which keeps what comes."""
@@ -152,49 +153,48 @@ async def send_until(transport: RaftTransport, condition: Callable[[], object]) 
 class Wires:
     """Makes transports of one kind that can reach one another."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.network = MemoryRaftNetwork()
-        self.servers: list[Any] = []
-        self.transports: list[RaftTransport] = []
-        self.ports: list[PeerPort] = []
+    def __init__(self, kind: str, config: TransportConfig | None) -> None:
+        self.network = MemoryRaftNetwork() if kind == "memory" else None
+        self.listeners: dict[str, Listener] = {}  # by member
+        self._config = config
+        self._transports: list[RaftTransport] = []
 
-    async def make(self, member_id: str, store_id: str = "store") -> tuple[Endpoint, Any]:
+    async def make(
+        self, member_id: str, store_id: str = "store", *, listens: bool = True
+    ) -> tuple[Endpoint, Any]:
         address = free_address()
         transport: Any
-        if self.kind == "memory":
+        if self.network is not None:
             transport = self.network.transport(address)
         else:
-            transport = StreamRaftTransport()
-            if self.kind == "frames":
-                self.ports.append(await peer_port(transport))
-            server = grpc.aio.server()
-            transport.add_to_server(server)
-            server.add_insecure_port(address)
-            await server.start()
-            self.servers.append(server)
+            transport = StreamRaftTransport(config=self._config)
+            self.listeners[member_id] = Listener(transport, address)
+            if listens:
+                await self.listeners[member_id].start()
         endpoint = Endpoint(member_id, address, store_id)
         transport.attach(endpoint)
-        self.transports.append(transport)
+        self._transports.append(transport)
         return endpoint, transport
 
     async def close(self) -> None:
-        for transport in self.transports:
+        for transport in self._transports:
             await transport.close()
-        for port in self.ports:
-            await port.stop()
-        for server in self.servers:
-            await server.stop(0)
+        for listener in self.listeners.values():
+            await listener.stop()
 
 
-@pytest.fixture(params=["memory", "grpc", "frames"])
+@pytest.fixture(params=["memory", "frames"])
 def wire_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def with_wires(kind: str, test: Callable[[Wires], Coroutine[Any, Any, None]]) -> None:
+def with_wires(
+    kind: str,
+    test: Callable[[Wires], Coroutine[Any, Any, None]],
+    config: TransportConfig | None = None,
+) -> None:
     async def wired() -> None:
-        wires = Wires(kind)
+        wires = Wires(kind, config)
         try:
             await test(wires)
         finally:
@@ -296,13 +296,7 @@ def test_transport_member_refused_by_another_group_goes_on(wire_kind: str) -> No
     with_wires(wire_kind, test)
 
 
-# -- gRPC alone
-
-
-async def exchange(address: str, *batches: RaftBatch) -> RaftExchangeReply:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = raft_pb2_grpc.RaftStub(channel)
-        return await stub.Exchange(iter(batches))  # type: ignore[no-any-return]
+# -- streams of frames
 
 
 def hello(**changes: Any) -> RaftHello:
@@ -326,166 +320,235 @@ def hello(**changes: Any) -> RaftHello:
         ({"member_id": ""}, RaftExchangeReply.REFUSAL_MALFORMED),
     ],
 )
-def test_grpc_stream_with_a_wrong_hello_is_refused(changes: dict[str, Any], refusal: int) -> None:
+def test_stream_with_a_wrong_hello_is_refused(changes: dict[str, Any], refusal: int) -> None:
     async def test(wires: Wires) -> None:
         b, _ = await wires.make("b")
         b.pins["a"] = "store"
-        message = to_proto(reply("a", "b"))
-        answer = await exchange(b.address, RaftBatch(hello=hello(**changes), messages=[message]))
+        batch = RaftBatch(hello=hello(**changes), messages=[to_proto(reply("a", "b"))])
+        answer = await refusal_of(wires.listeners["b"].port.port, batch)
         assert answer.refusal == refusal
         assert answer.detail
         assert b.received == []
 
-    with_wires("grpc", test)
+    with_wires("frames", test)
 
 
-def test_grpc_stream_without_hello_or_with_nonsense_is_refused() -> None:
+def test_stream_without_hello_or_with_nonsense_is_refused() -> None:
     async def test(wires: Wires) -> None:
         b, transport = await wires.make("b")
+        port = wires.listeners["b"].port.port
         good = to_proto(reply("a", "b"))
-        first = await exchange(b.address, RaftBatch(messages=[good]))
+        first = await refusal_of(port, RaftBatch(messages=[good]))
         assert first.refusal == RaftExchangeReply.REFUSAL_MALFORMED
-        second = await exchange(
-            b.address, RaftBatch(hello=hello()), RaftBatch(messages=[good, RaftMessage(term=1)])
+        second = await refusal_of(
+            port, RaftBatch(hello=hello()), RaftBatch(messages=[good, RaftMessage(term=1)])
         )
         assert second.refusal == RaftExchangeReply.REFUSAL_MALFORMED
         assert b.received == []
         assert transport.counters["malformed_messages"] == 1
 
-    with_wires("grpc", test)
+    with_wires("frames", test)
 
 
-def test_grpc_queue_is_bounded_and_drops_the_oldest() -> None:
-    async def test() -> None:
-        transport = StreamRaftTransport(config=TransportConfig(queue_messages_max=10))
-        endpoint = Endpoint("a", "", "store")
-        transport.attach(endpoint)
-        address = free_address()
-        transport.set_peers({"b": address})
-        transport.send([reply("a", "b", n) for n in range(100)])
-        assert transport.counters["dropped_queue_full"] == 90
-        await transport.close()
+@pytest.mark.parametrize("count", [10, 4_000])
+def test_messages_keep_their_order(count: int) -> None:
+    """Also where they are more than the sockets hold. A stream may be lost with what is under way:
+    then all are sent again.
+    """
 
-    run(test)
+    async def test(wires: Wires) -> None:
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
+        from_a.set_peers({"b": b.address})
+        await until(lambda: from_a.open_streams() == 1, "the stream stands")
+        sent: list[HeartbeatReply] = []
+        ends, attempt = -1, 0
 
+        def came() -> bool:
+            nonlocal ends, attempt, sent
+            if ends != from_a.counters["stream_ends"]:
+                ends, attempt = from_a.counters["stream_ends"], attempt + 1
+                sent = [reply("a", "b", 10_000 * attempt + n) for n in range(count)]
+                from_a.send(sent)
+            return sent[-1] in b.received
 
-def test_grpc_peer_that_comes_later_is_reached() -> None:
-    async def test() -> None:
-        address = free_address()
-        sender, receiver = StreamRaftTransport(), StreamRaftTransport()
-        sender.attach(Endpoint("a", "", "store"))
-        endpoint = Endpoint("b", address, "store")
-        receiver.attach(endpoint)
-        sender.set_peers({"b": address})
-        await send_until(sender, lambda: sender.counters["stream_ends"] >= 2)
-        server = grpc.aio.server()
-        receiver.add_to_server(server)
-        server.add_insecure_port(address)
-        await server.start()
-        await send_until(sender, lambda: endpoint.received)
-        await sender.close()
-        await receiver.close()
-        await server.stop(0)
+        await until(came, "the last one to come")
+        assert [m for m in b.received if m.round_id // 10_000 == attempt] == sent
 
-    run(test)
+    with_wires("frames", test, PATIENT)
 
 
-async def served(transport: StreamRaftTransport, address: str) -> Any:
-    server = grpc.aio.server()
-    transport.add_to_server(server)
-    server.add_insecure_port(address)
-    await server.start()
-    return server
+def test_queue_is_bounded_and_drops_the_oldest() -> None:
+    async def test(wires: Wires) -> None:
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b", listens=False)
+        from_a.set_peers({"b": b.address})
+        from_a.send([reply("a", "b", n) for n in range(100)])
+        assert from_a.counters["dropped_queue_full"] == 90
+        await wires.listeners["b"].start()
+
+    with_wires("frames", test, TransportConfig(queue_messages_max=10))
 
 
-def test_grpc_configured_peers_know_a_member_that_says_nothing() -> None:
+def test_peers_know_a_member_that_says_nothing() -> None:
     """One that listens later, too."""
 
-    async def test() -> None:
-        first, later = free_address(), free_address()
-        sender, receivers = StreamRaftTransport(), [StreamRaftTransport(), StreamRaftTransport()]
-        sender.attach(Endpoint("a", "", "store"))
-        endpoints = [Endpoint("b", first, "store"), Endpoint("c", later, "store")]
-        for receiver, endpoint in zip(receivers, endpoints, strict=True):
-            receiver.attach(endpoint)
-        servers = [await served(receivers[0], first)]
-        sender.set_peers({"b": first, "c": later})
-        await until(lambda: endpoints[0].pins == {"a": "store"}, "b knows it")
-        await until(lambda: sender.counters["stream_ends"] >= 1, "c was looked for")
-        servers.append(await served(receivers[1], later))
-        await until(lambda: endpoints[1].pins == {"a": "store"}, "c knows it")
-        assert endpoints[0].received == endpoints[1].received == []
-        for transport in (sender, *receivers):
-            await transport.close()
-        for server in servers:
-            await server.stop(0)
+    async def test(wires: Wires) -> None:
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
+        c, _ = await wires.make("c", listens=False)
+        from_a.set_peers({"b": b.address, "c": c.address})
+        await until(lambda: b.pins == {"a": "store"}, "b knows it")
+        await until(lambda: from_a.counters["stream_ends"] >= 2, "c was looked for")
+        await wires.listeners["c"].start()
+        await until(lambda: c.pins == {"a": "store"}, "c knows it")
+        assert b.received == c.received == []
 
-    run(test)
+    with_wires("frames", test)
 
 
-def test_grpc_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> None:
-    async def test() -> None:
-        address = free_address()
-        sender = StreamRaftTransport(config=TransportConfig(hello_interval_ms=20))
-        sender.attach(Endpoint("a", "", "store"))
-        receiver, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
+def test_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> None:
+    async def test(wires: Wires) -> None:
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
         hellos: list[str] = []
 
         async def is_known_store(member_id: str, store_id: str) -> bool:
             hellos.append(store_id)
             return True
 
-        endpoint.is_known_store = is_known_store  # type: ignore[method-assign]
-        receiver.attach(endpoint)
-        server = await served(receiver, address)
-        sender.set_peers({"b": address})
+        b.is_known_store = is_known_store  # type: ignore[method-assign]
+        from_a.set_peers({"b": b.address})
         await until(lambda: len(hellos) >= 3, "three hellos")
-        assert sender.counters["stream_ends"] == 0
-        await sender.close()
-        await receiver.close()
-        await server.stop(0)
+        assert from_a.counters["stream_ends"] == 0
 
-    run(test)
+    with_wires("frames", test, PATIENT)
 
 
-def test_grpc_stream_that_was_idle_is_not_given_up_at_its_next_message() -> None:
+def test_stream_that_was_idle_is_not_given_up_at_its_next_message() -> None:
     goes_on = False
 
-    async def test() -> None:
+    async def test(wires: Wires) -> None:
         nonlocal goes_on
-        address = free_address()
-        sender = StreamRaftTransport(config=TransportConfig(silence_ms=100))
-        sender.attach(Endpoint("a", "", "store"))
-        receiver, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
-        receiver.attach(endpoint)
-        server = await served(receiver, address)
-        sender.set_peers({"b": address})
-        await until(lambda: endpoint.pins, "b knows it")
-        ends = sender.counters["stream_ends"]
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
+        from_a.set_peers({"b": b.address})
+        await until(lambda: b.pins, "b knows it")
+        ends = from_a.counters["stream_ends"]
 
         def ended() -> bool:
-            return sender.counters["stream_ends"] > ends
+            return bool(from_a.counters["stream_ends"] > ends)
 
         for count in range(1, 4):
             await asyncio.sleep(0.15)  # longer than the silence
-            sender.send([reply("a", "b", count)])
+            from_a.send([reply("a", "b", count)])
             await until(
-                lambda n=count: len(endpoint.received) == n or ended(),  # type: ignore[misc]
+                lambda n=count: len(b.received) == n or ended(),  # type: ignore[misc]
                 "it is there",
             )
         goes_on = not ended()
 
         def given_up() -> bool:
-            sender.send([reply("a", "b")])
+            from_a.send([reply("a", "b")])
             return ended()
 
         await until(given_up, "one that is written to and never answers is given up")
-        await sender.close()
-        await receiver.close()
-        await server.stop(0)
 
     def goes_on_after_idling() -> bool:
-        run(test)
+        with_wires("frames", test, TransportConfig(silence_ms=100))
         return goes_on
 
     assert succeeds(goes_on_after_idling)  # answers come within the silence
+
+
+def test_port_that_has_moved_is_found_by_asking_again() -> None:
+    async def test(wires: Wires) -> None:
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
+        from_a.set_peers({"b": b.address})
+        await send_until(from_a, lambda: b.received)
+        listener = wires.listeners["b"]
+        await until(lambda: listener.port.streams() == {"Raft/Exchange": 1}, "it is counted")
+        await listener.move_port()
+        b.received.clear()
+        await send_until(from_a, lambda: b.received)
+        assert listener.asked >= 2
+        await from_a.close()
+        await until(lambda: listener.port.streams() == {"Raft/Exchange": 0}, "b sees the end")
+
+    with_wires("frames", test)
+
+
+def test_port_where_another_service_answers_is_left_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(wires: Wires) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await reader.readline() == b"KOINON.RAFT 1\r\n"
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        other = await asyncio.start_server(answer, "127.0.0.1", 0)
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
+        listener = wires.listeners["b"]
+        listener.named_port = other.sockets[0].getsockname()[1]
+        from_a.set_peers({"b": b.address})
+        await until(lambda: listener.asked >= 3, "it is tried again")
+        listener.named_port = 0
+        await send_until(from_a, lambda: b.received)
+        other.close()
+
+    with caplog.at_level(logging.INFO):
+        with_wires("frames", test)
+    assert caplog.text.count("400 Bad Request") == 1
+
+
+class Pipe:
+    """Carries connections to a port, or holds what comes, as a network does that is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.goes = asyncio.Event()
+        self.goes.set()
+        self._server: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, target in ((reader, inner), (inner_reader, writer)):
+            task = asyncio.ensure_future(self._copy(source, target))
+            self._tasks.add(task)
+
+    async def _copy(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await source.read(65_536):
+                await self.goes.wait()
+                target.write(piece)
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+    def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+
+
+def test_connection_that_is_cut_in_silence_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed_stream, "_SILENCE_S_MAX", 600.0)
+
+    async def test(wires: Wires) -> None:
+        (_, from_a), (b, _) = await wires.make("a"), await wires.make("b")
+        listener = wires.listeners["b"]
+        pipe = Pipe(listener.port.port)
+        listener.named_port = await pipe.start()
+        from_a.set_peers({"b": b.address})
+        await send_until(from_a, lambda: b.received)
+        pipe.goes.clear()
+        listener.named_port = 0
+        b.received.clear()
+        await send_until(from_a, lambda: b.received)
+        pipe.close()
+
+    with_wires("frames", test)

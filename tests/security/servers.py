@@ -15,7 +15,7 @@ from koinon.certs.authority import Authority, Identity
 from koinon.operate.admin import Admin
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_coordinator.core.decide.load_requests import LoadWish
 from koinon_coordinator.server import running
 from koinon_node.config import NodeConfig, RedisEndpoint
 from koinon_node.node import Node

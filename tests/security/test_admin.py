@@ -128,7 +128,7 @@ def test_what_makes_no_sense_is_refused_and_says_why(arguments: tuple[str, ...],
 def test_options_name_the_files_by_which_a_command_comes_in(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    admin("roles", "create", "reader", "--allow", "read,view")
+    admin("roles", "create", "reader", "--allow", "read,view,backup")
     admin("users", "create", "reader", "--role", "reader")
     token = tmp_path / "token"
     admin("tokens", "create", "reader", "--file", str(token))
@@ -141,6 +141,8 @@ def test_options_name_the_files_by_which_a_command_comes_in(
     for arguments in (["get", "k", *own], [*own, "get", "k"]):
         ended = CliRunner().invoke(make_app(), arguments)
         assert ended.exit_code == 1, ended.output  # there is no such key
+    ended = CliRunner().invoke(make_app(), ["backup", "create", str(tmp_path / "backups"), *own])
+    assert ended.exit_code == 0, ended.output
     assert "may not" in admin("users", *own, code=3)
     assert "KOINON_TLS_BUNDLE" not in os.environ
     assert "KOINON_TOKEN_FILE" not in os.environ

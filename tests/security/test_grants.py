@@ -7,6 +7,8 @@ import base64
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import hiredis
 import pytest
 
 import koinon
-from koinon_node.resp.commands.rules import NEEDS
-from koinon_node.resp.commands.table import COMMANDS
+from koinon_node.resp.commands.spec import Spec
+from koinon_node.resp.commands.table import ALL
 from koinon_proto.contract.access import (
     Access,
     AccessState,
@@ -47,6 +49,7 @@ ROLES = {
     "app": (allow(*ALL_KEYS, prefix=b"app:"), deny(*ALL_KEYS, prefix=b"app:secret:")),
     "reader": (allow(Action.READ),),
     "all": (allow(*ALL_KEYS),),
+    "writer": (allow(Action.WRITE),),
 }
 TOKEN, TOKEN_TEXT = make_token("app", created_s=1)
 
@@ -123,6 +126,34 @@ def test_a_reader_reads_and_does_not_write(servers: Servers) -> None:
             list(reader.scan())
 
 
+def test_a_feed_needs_its_right_on_all_of_the_prefix_and_ends_with_it(servers: Servers) -> None:
+    feeder = User(name="feeder", roles=("feeder",))
+    granted = Role(name="feeder", grants=(allow(Action.FEED, prefix=b"app:"),))
+    before = access(1).state
+    known = replace(
+        before, version=2, roles=(*before.roles, granted), users=(*before.users, feeder)
+    )
+    servers.set_access(Access(known))
+    try:
+        with (
+            client(servers, Kind.USER, "all") as everything,
+            pytest.raises(PermissionDeniedError, match="may not"),
+        ):
+            next(everything.changes())  # to read and to scan is not enough
+        with client(servers, Kind.USER, "feeder") as found:
+            with pytest.raises(PermissionDeniedError, match="may not feed every key"):
+                next(found.changes(prefix=b""))
+            feed = found.changes(prefix=b"app:", since="now")
+            while not next(feed).caught_up:
+                pass
+            servers.set_access(Access(replace(known, version=3, roles=before.roles)))
+            with pytest.raises(PermissionDeniedError):
+                for _ in feed:
+                    pass
+    finally:
+        servers.set_access(access(4))
+
+
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
 def test_a_token_says_who_the_user_is(servers: Servers, tmp_path: Path, transport: Any) -> None:
     file = tmp_path / "token"
@@ -153,30 +184,27 @@ def test_what_is_revoked_ends_at_once_on_open_connections(servers: Servers) -> N
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 300])
-def test_operations_that_share_a_request_are_refused_one_by_one(
+async def test_operations_that_share_a_request_are_refused_one_by_one(
     servers: Servers, allowed: int
 ) -> None:
     """An operation does not fail because another one's key may not be touched."""
     keys = [b"app:%d" % n for n in range(allowed)] + [b"app:secret:%d" % n for n in range(1_200)]
 
-    async def test() -> None:
-        bundle = str(servers.identities.file(Kind.USER, "app"))
-        async with koinon.aio.connect(
-            servers.coordinator, tls_bundle=bundle, transport="grpc", timeout_ms=60_000
-        ) as app:
-            works: tuple[Callable[[bytes], Any], ...] = (
-                lambda key: app.put(key, b"7"),
-                app.get,
-                app.increment,
-            )
-            for work in works:
-                results = await asyncio.gather(*map(work, keys), return_exceptions=True)
-                assert [r for r in results[:allowed] if isinstance(r, Exception)] == []
-                for key, error in zip(keys[allowed:], results[allowed:], strict=True):
-                    assert isinstance(error, PermissionDeniedError)
-                    assert error.what == f"key {key!r}"
-
-    asyncio.run(test())
+    bundle = str(servers.identities.file(Kind.USER, "app"))
+    async with koinon.aio.connect(
+        servers.coordinator, tls_bundle=bundle, transport="grpc", timeout_ms=60_000
+    ) as app:
+        works: tuple[Callable[[bytes], Any], ...] = (
+            lambda key: app.put(key, b"7"),
+            app.get,
+            app.increment,
+        )
+        for work in works:
+            results = await asyncio.gather(*map(work, keys), return_exceptions=True)
+            assert [r for r in results[:allowed] if isinstance(r, Exception)] == []
+            for key, error in zip(keys[allowed:], results[allowed:], strict=True):
+                assert isinstance(error, PermissionDeniedError)
+                assert error.what == f"key {key!r}"
 
 
 def test_refused_rows_are_named_by_their_place_in_the_operation(servers: Servers) -> None:
@@ -188,15 +216,72 @@ def test_refused_rows_are_named_by_their_place_in_the_operation(servers: Servers
         assert raised.value.rows == (10, 40)
 
 
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_who_only_writes_learns_whether_a_condition_held_and_no_version(
+    servers: Servers, transport: str
+) -> None:
+    with (
+        client(servers, Kind.USER, "writer", transport=transport) as writer,
+        client(servers, Kind.USER, "all", transport=transport) as both,
+    ):
+        version = both.put(b"w:1", b"5")
+        writes: tuple[Callable[[koinon.Client], object], ...] = (
+            lambda one: one.put(b"w:1", b"6", if_version=version + 1),
+            lambda one: one.delete(b"w:1", if_version=version + 1),
+            lambda one: one.put(b"w:1", b"6", if_version=0),
+        )
+        for write in writes:
+            with pytest.raises(koinon.ConditionFailedError, match=f"has version {version}") as told:
+                write(both)
+            assert (told.value.current_version, told.value.version_hidden) == (version, False)
+            with pytest.raises(koinon.ConditionFailedError, match="has another") as told:
+                write(writer)
+            assert (told.value.current_version, told.value.version_hidden) == (0, True)
+        assert writer.touch(b"w:1", 3_600_000) is True
+        assert writer.touch(b"w:none", 3_600_000) is False
+        for refused in (
+            lambda: writer.increment(b"w:1"),
+            lambda: writer.get_or_put(b"w:1", b"x"),
+            lambda: writer.get(b"w:1"),
+        ):
+            with pytest.raises(PermissionDeniedError, match="may not read"):
+                refused()
+        assert both.get(b"w:1") == b"5"
+
+
+ONLY_WRITES = (
+    *("SET w:2 v", "SET w:2 v NX", "SET w:2 v XX", "SETNX w:2 v", "MSETNX w:2 v", "MSET w:2 v"),
+    *("EXPIRE w:2 9", "PERSIST w:2", "DEL w:2", "UNLINK w:2"),
+)
+READS_TOO = (
+    *("SET w:2 v GET", "SET w:2 v NX GET", "GETSET w:2 v", "GETDEL w:2", "GETEX w:2"),
+    *("INCR w:2", "DECRBY w:2 1", "INCRBYFLOAT w:2 1", "APPEND w:2 v", "SETRANGE w:2 0 v"),
+    *("EXISTS w:2", "STRLEN w:2", "TYPE w:2", "TTL w:2", "TOUCH w:2", "GET w:2", "WATCH w:2"),
+)
+
+
+@pytest.mark.parametrize("command", [*ONLY_WRITES, *READS_TOO])
+def test_commands_of_redis_that_answer_with_what_is_stored_need_leave_to_read(
+    servers: Servers, command: str
+) -> None:
+    connection = Resp(servers, Kind.USER, "writer")
+    reply = connection(*command.split())
+    is_refused = isinstance(reply, hiredis.ReplyError) and "may not read" in str(reply)
+    assert is_refused is (command in READS_TOO), reply
+    connection.close()
+
+
 class Resp:
     """A connection of a client of Redis."""
 
-    def __init__(self, servers: Servers, kind: Kind | None, name: str = "") -> None:
+    def __init__(self, servers: Servers, shows: Kind | Path | None, name: str = "") -> None:
+        """``shows``: an identity file, or the kind of one that the servers' authority makes."""
         identities = servers.identities
         trusted = BundleFile(identities.file(Kind.CLIENT)).current().trusted.decode()
         context = ssl.create_default_context(cadata=trusted)
-        if kind is not None:
-            context.load_cert_chain(identities.file(kind, name))
+        if shows is not None:
+            bundle = identities.file(shows, name) if isinstance(shows, Kind) else shows
+            context.load_cert_chain(bundle)
         host, _, port = servers.redis.rpartition(":")
         plain = socket.create_connection((host, int(port)), timeout=10.0)
         self._socket = context.wrap_socket(plain, server_hostname=ANY_SERVER)
@@ -207,8 +292,16 @@ class Resp:
         framed = b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
         self._socket.sendall(b"*%d\r\n%b" % (len(parts), framed))
         while (reply := self._reader.gets()) is False:
-            self._reader.feed(self._socket.recv(65_536))
+            received = self._socket.recv(65_536)
+            if not received:
+                raise ConnectionResetError("the node has closed the connection")
+            self._reader.feed(received)
         return reply
+
+    def wait_closed(self) -> None:
+        """Return once the node has closed the connection, having said nothing more."""
+        with suppress(ConnectionError):
+            assert self._socket.recv(1) == b""
 
     def close(self) -> None:
         self._socket.close()
@@ -221,19 +314,18 @@ def nobody(servers: Servers) -> Iterator[Resp]:
     connection.close()
 
 
-def test_each_command_has_a_rule_and_each_rule_a_command() -> None:
-    assert set(NEEDS) == {spec.name for spec in COMMANDS.values()}
+def test_each_command_about_keys_needs_a_right_or_checks_by_itself() -> None:
+    assert {s.name for s in ALL if s.is_about_keys and not s.needs} == {"DBSIZE"}
 
 
-@pytest.mark.parametrize("name", sorted(NEEDS))
+@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
 def test_each_command_is_refused_to_who_is_not_known_or_may_do_nothing(
-    servers: Servers, name: str
+    servers: Servers, spec: Spec
 ) -> None:
-    spec = next(spec for spec in COMMANDS.values() if spec.name == name)
     arguments = [b"other"] * (abs(spec.arity) - 1)
     for kind, user, word in ((None, "", "NOAUTH"), (Kind.NODE, "n1", "NOPERM")):
         connection = Resp(servers, kind, user)
-        reply = connection(name, *arguments)
+        reply = connection(spec.name, *arguments)
         connection.close()
         refused = isinstance(reply, hiredis.ReplyError) and (
             str(reply).startswith(word) or _own(reply) in ("Unauthenticated", "PermissionDenied")
@@ -241,7 +333,7 @@ def test_each_command_is_refused_to_who_is_not_known_or_may_do_nothing(
         if word == "NOAUTH":
             assert refused or "no_auth" in spec.flags, reply
         else:
-            assert refused or not NEEDS[name], reply
+            assert refused or not spec.needs, reply
 
 
 def test_only_nodes_may_follow_over_the_redis_port(servers: Servers) -> None:

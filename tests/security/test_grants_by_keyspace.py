@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import koinon
 from koinon.cli.app import make_app
 from koinon.operate.admin import Admin
-from koinon_node.resp.commands.rules import NEEDS
-from koinon_node.resp.commands.table import COMMANDS
+from koinon_node.resp.commands.spec import Spec
+from koinon_node.resp.commands.table import ALL
 from koinon_proto.contract.errors import PermissionDeniedError
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.names import ANY_SERVER, Kind
@@ -143,7 +143,7 @@ def test_denial_in_one_keyspace_holds_there_alone(servers: Servers, app: str) ->
         client.put(b"app:1", b"x")
 
 
-def test_rows_of_a_batch_are_refused_by_the_grants_of_their_keyspace(
+async def test_rows_of_a_batch_are_refused_by_the_grants_of_their_keyspace(
     servers: Servers, app: str
 ) -> None:
     admin("roles grant app --allow read,write --prefix app:")
@@ -158,18 +158,15 @@ def test_rows_of_a_batch_are_refused_by_the_grants_of_their_keyspace(
             a.get_many(keys)
         assert raised.value.rows == (1, 3)
 
-    async def single() -> list[Any]:
-        bundle = str(servers.identities.file(Kind.USER, app))
-        async with koinon.aio.connect(
-            servers.coordinator, tls_bundle=bundle, transport="grpc"
-        ) as opened:
-            there = await opened.keyspace("a")
-            ended: list[Any] = await asyncio.gather(
-                *(there.put(key, b"2") for key in keys), return_exceptions=True
-            )
-            return ended
-
-    ended = asyncio.run(single())
+    bundle = str(servers.identities.file(Kind.USER, app))
+    async with koinon.aio.connect(
+        servers.coordinator, tls_bundle=bundle, transport="grpc"
+    ) as opened:
+        there = await opened.keyspace("a")
+        ended: list[Any] = await asyncio.gather(
+            *(there.put(key, b"2") for key in keys), return_exceptions=True
+        )
+        ended = ended
     assert [isinstance(one, PermissionDeniedError) for one in ended] == [False, True] * 2
 
 
@@ -224,12 +221,11 @@ def test_grant_in_a_keyspace_that_is_not_there_is_refused_by_its_error(
     assert json.loads(admin("roles --json"))["roles"] == [{"role": "app", "grants": []}]
 
 
-@pytest.mark.parametrize("name", sorted(name for name, needs in NEEDS.items() if needs))
+@pytest.mark.parametrize("spec", [spec for spec in ALL if spec.needs], ids=lambda spec: spec.name)
 def test_each_redis_command_is_refused_to_a_user_of_another_keyspace(
-    servers: Servers, in_a: Resp, name: str
+    servers: Servers, in_a: Resp, spec: Spec
 ) -> None:
-    spec = next(spec for spec in COMMANDS.values() if spec.name == name)
-    reply = in_a(name, *[b"app:1"] * (abs(spec.arity) - 1))
+    reply = in_a(spec.name, *[b"app:1"] * (abs(spec.arity) - 1))
     assert isinstance(reply, hiredis.ReplyError)
     assert str(reply).startswith("NOPERM") or _own(reply) == "PermissionDenied", reply
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
-from koinon.operate.bulk_loads import LoadsClient
 from koinon.operate.coordinators import Coordinators
+from koinon.operate.loads_client import LoadsClient
 from koinon_proto.contract.access import Access, AccessState, Action, Effect, Grant, Role, User
 from koinon_proto.contract.errors import PermissionDeniedError, UnavailableError
 from koinon_proto.security.names import Kind

@@ -12,9 +12,10 @@ OPENING = re.compile(
 )
 ELSEWHERE = {
     "coordinator/koinon_coordinator/coordinator.py": "looks whether an address is listened at",
-    "client/koinon/driver/reachability.py": "looks why a server cannot be talked to",
+    "client/koinon/driver/rpc/reachability.py": "looks why a server cannot be talked to",
+    "client/koinon/web_console/web_server.py": "serves browsers, by rules of its own (gate.py)",
 }
-"""Modules that connect and carry nothing, and why they do."""
+"""Other modules that do, and why."""
 
 
 def test_ports_and_channels_are_opened_in_one_place() -> None:

@@ -1,4 +1,4 @@
-"""The peer port of a coordinator that requires TLS: it lets in who may call the methods of gRPC."""
+"""The peer port of a coordinator that requires TLS: it lets in whom the table of rules lets in."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ ROLES = {
     "writer": (allow(Action.WRITE, prefix=b"a/"),),
     "scanner": (allow(Action.SCAN, prefix=b""),),
     "viewer": (allow(Action.VIEW, prefix=b""),),
+    "loader": (allow(Action.LOAD, prefix=b""),),
 }
 
 
@@ -344,6 +345,15 @@ def without_writing(state: AccessState) -> AccessState:
     grant = Grant(effect=Effect.ALLOW, actions=(Action.READ,))
     roles = tuple(replace(role, grants=(grant,)) for role in state.roles)
     return replace(state, version=state.version + 1, roles=roles)
+
+
+def test_flush_needs_leave_to_load_every_key(users: dict[str, UserOf]) -> None:
+    for name in ("app", "writer", "scanner", "viewer"):  # ``app`` may load below a prefix
+        assert noperm(users[name].redis("FLUSHDB")), name
+    assert there(users, b"b/1") == b"1"
+    for command in ("FLUSHDB", "FLUSHALL"):
+        assert users["loader"].redis(command) == b"OK"
+        assert there(users, b"b/1") is None
 
 
 def test_commands_on_many_keys_need_leave_to_scan(users: dict[str, UserOf]) -> None:

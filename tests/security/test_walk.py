@@ -22,7 +22,7 @@ from koinon_proto.partitioner import partitioner
 from koinon_proto.security import method_permissions
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.aio_server import GuardedServer
-from koinon_proto.v1 import kv_pb2, loads_pb2, membership_pb2, raft_pb2
+from koinon_proto.v1 import backup_pb2, kv_pb2, loads_pb2, membership_pb2, raft_pb2
 from tests.node.kit.staged_chunks import chunk_of
 from tests.security.servers import Servers, serving
 
@@ -30,7 +30,7 @@ Code = grpc.StatusCode
 REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 CALL_S = 60.0
 ACTIONS = tuple(Action)
-KEYS = (Action.READ, Action.WRITE, Action.SCAN, Action.LOAD)
+KEYS = (Action.READ, Action.WRITE, Action.SCAN, Action.LOAD, Action.BACKUP)
 _jobs = itertools.count()
 HELD_IN = {
     "mine": {"default", "vip"},
@@ -77,7 +77,10 @@ class Walk:
         if on_both:
             return [self.servers.coordinator, self.servers.node]
         on_node = path.startswith(
-            tuple(f"/koinon.v1.{name}/" for name in ("KeyValue", "Bulk", "Replication", "Traffic"))
+            tuple(
+                f"/koinon.v1.{name}/"
+                for name in ("KeyValue", "Bulk", "Replication", "Traffic", "Feed", "Backup")
+            )
         )
         return [self.servers.node if on_node else self.servers.coordinator]
 
@@ -147,12 +150,16 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             yield Walk(servers, found, keyspaces)
 
 
+METHODS = set(method_permissions.RULES) - method_permissions.STREAMS
+"""Those of gRPC; test_peer_port has the streams."""
+
+
 def may(rule: method_permissions.Rule, action: Action) -> bool:
     return rule.open or rule.any_user or action in rule.actions
 
 
 def test_each_method_that_is_served_has_a_rule_and_each_rule_a_method(walk: Walk) -> None:
-    assert set(walk.methods) == set(method_permissions.RULES)
+    assert set(walk.methods) == METHODS
 
 
 def test_the_table_of_rules_is_printed_in_the_documents() -> None:
@@ -164,7 +171,7 @@ def test_the_table_of_rules_is_printed_in_the_documents() -> None:
 def table_row(path: str, rule: method_permissions.Rule) -> str:
     """Return the row of a method in docs/security.md."""
     service, _, method = path.rpartition(".")[2].partition("/")
-    who = [f"{kind} itself" if rule.claims else f"any {kind}" for kind in sorted(rule.servers)]
+    who = [f"{kind} itself" if rule.speaks_as else f"any {kind}" for kind in sorted(rule.servers)]
     if rule.open:
         who.append("everybody with a certificate")
     if rule.any_user:
@@ -182,7 +189,7 @@ def test_nobody_comes_in_without_a_certificate(walk: Walk) -> None:
         assert raised.value.code() is Code.UNAVAILABLE
 
 
-@pytest.mark.parametrize("path", sorted(method_permissions.RULES))
+@pytest.mark.parametrize("path", sorted(METHODS))
 def test_each_method_is_refused_to_all_but_those_of_its_rule(walk: Walk, path: str) -> None:
     rule = method_permissions.RULES[path]
 
@@ -200,7 +207,10 @@ def test_each_method_is_refused_to_all_but_those_of_its_rule(walk: Walk, path: s
     answers(Kind.USER, "root", bool(rule.actions) or rule.any_user or rule.open)
 
 
-@pytest.mark.parametrize("path", sorted(p for p, r in method_permissions.RULES.items() if r.claims))
+SPEAKS_AS = sorted(p for p in METHODS if method_permissions.RULES[p].speaks_as)
+
+
+@pytest.mark.parametrize("path", SPEAKS_AS)
 def test_a_server_speaks_for_itself_alone(walk: Walk, path: str) -> None:
     kind = next(iter(method_permissions.RULES[path].servers))
     own = {Kind.NODE: "n1", Kind.COORDINATOR: "c1"}[kind]
@@ -267,6 +277,7 @@ def _of_load(path: str, load_id: int) -> bytes:
 
 WITHOUT_KEYS = {"Bulk/Prepare", *(f"Loads/{name}Load" for name in ("Touch", "Commit", "Abort"))}
 WITHOUT_KEYS |= {"Loads/GetLoads", "Admin/GetStatus"}
+WITHOUT_KEYS |= {f"Backup/{name}Cut" for name in ("Open", "Make", "Release", "Read")}
 ABOUT_KEYS = sorted(p for p, r in method_permissions.RULES.items() if {*r.actions} & {*KEYS})
 
 
@@ -284,6 +295,19 @@ def test_each_method_about_keys_is_refused_for_keys_of_others_and_in_other_keysp
             answer = walk.answer(path, Kind.USER, user, mine)
             assert (answer not in REFUSALS) is (place in held_in), (user, place, answer)
             assert walk.answer(path, Kind.USER, user, theirs) is Code.PERMISSION_DENIED
+
+
+def test_backup_needs_the_right_on_all_keys_of_all_its_keyspaces(walk: Walk) -> None:
+    ids = [keyspace.keyspace_id for keyspace, _ in walk.keyspaces.values()]
+
+    def opened(user: str, *keyspace_ids: int) -> Code:
+        request = backup_pb2.OpenCutRequest(cut=next(_jobs) + 1, keyspace_ids=keyspace_ids)
+        path = "/koinon.v1.Backup/OpenCut"
+        return walk.answer(path, Kind.USER, user, request.SerializeToString())
+
+    assert opened("may-backup", *ids) is Code.OK
+    for user in HELD_IN:
+        assert opened(user, *ids) is Code.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("path", ["Bulk/Prepare", "Loads/TouchLoad", "Loads/CommitLoad"])
@@ -346,7 +370,7 @@ def test_a_revoked_certificate_ends_calls_and_streams(walk: Walk) -> None:
 def _request(path: str, name: str) -> bytes:
     """Return a request in which a server says that it is the one of this name."""
     rule = method_permissions.RULES[path]
-    if rule.claims is None:
+    if not rule.speaks_as:
         return b""
     if Kind.COORDINATOR in rule.servers:
         return raft_pb2.RaftBatch(hello=raft_pb2.RaftHello(member_id=name)).SerializeToString()

@@ -36,6 +36,7 @@ from koinon_proto.contract.access import (
     Action,
     Effect,
     Grant,
+    Permissions,
     Role,
     Token,
     User,
@@ -105,10 +106,9 @@ class AccessChecker:
         if version < sent_at:
             raise ViolationError(f"{name} answered by access {version}: {sent_at} was in force")
         access = Access(self._states[version])
-        user = access.user_of_token(token, 0.0)
-        says = user is not None and access.permissions_of(user).in_keyspace(DEFAULT_ID).allows(
-            Action.READ, KEY
-        )
+        known = access.token_of(token, 0.0)
+        permissions = access.permissions_of(known.user) if known is not None else Permissions.NONE
+        says = permissions.in_keyspace(DEFAULT_ID).allows(Action.READ, KEY)
         if says != allowed:
             raise ViolationError(f"{name} said {allowed} by access {version}, which says {says}")
 

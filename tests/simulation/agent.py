@@ -15,12 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from koinon_coordinator.core.cluster.bulk_loads import Load
 from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionChange, Registered
-from koinon_coordinator.core.decide.registrations import Registration
+from koinon_coordinator.core.cluster.load_rules import Load
+from koinon_coordinator.core.decide.registrations import Registration, Sender
+from koinon_coordinator.leader.membership import NodeReport
 from koinon_node.core.membership.assignment import Adoption, Assignment, HostCommand
-from koinon_node.core.membership.lease import NO_LEASE, heartbeat_timeout_s
-from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatchdog
+from koinon_node.core.membership.lease import (
+    NO_LEASE,
+    PATIENCE_LEASES,
+    LoopWatchdog,
+    heartbeat_timeout_s,
+)
 from koinon_node.ports import PeerLostError, RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID
@@ -91,6 +96,7 @@ class SimulatedAgent:
         self._cluster_id = identity.cluster_id
         self._last_node_epoch = identity.node_epoch
         self._registration_id = identity.registration_id
+        self._epoch_registration_id = ""  # of the registration that made the current epoch
         self._node_epoch = 0
         self._state = state
         self._host = host
@@ -125,14 +131,18 @@ class SimulatedAgent:
             return
 
         def request() -> dict[str, Any]:
-            return {
-                "cluster_id": self._cluster_id,
-                "node_id": self._name,
-                "node_epoch": node_epoch,
-            }
+            return {"sender": self._sender(node_epoch)}
 
         with contextlib.suppress(KoinonError):
             await self._ask("leave", request, timeout_s=FAREWELL_TIMEOUT_S)
+
+    def _sender(self, node_epoch: int) -> Sender:
+        return Sender(
+            cluster_id=self._cluster_id,
+            node_id=self._name,
+            node_epoch=node_epoch,
+            registration_id=self._epoch_registration_id,
+        )
 
     # --- events ------------------------------------------------------------------------------
 
@@ -242,7 +252,8 @@ class SimulatedAgent:
         await self._persist(
             {CLUSTER_ID: cluster.cluster_id, NODE_EPOCH: str(node_epoch), REGISTRATION_ID: ""}
         )
-        self._registration_id = ""
+        self._epoch_registration_id, self._registration_id = self._registration_id, ""
+        self._state.registration_id = self._epoch_registration_id
         self._cluster_id = cluster.cluster_id
         self._node_epoch = self._last_node_epoch = node_epoch
         self._assignment.on_registered(node_epoch)
@@ -306,17 +317,14 @@ class SimulatedAgent:
         def request() -> dict[str, Any]:
             nonlocal sent_at
             sent_at = self._state.now()
-            return {
-                "version": table_version,
-                "cluster_id": self._cluster_id,
-                "node_id": self._name,
-                "node_epoch": node_epoch,
-                "hosted": hosted,
-                "stats": self._host.stats(),
-                "access_version": self._state.access.version,
-                "table_version": table_version,
-                "erased": erased,
-            }
+            report = NodeReport(
+                hosted=hosted,
+                stats=self._host.stats(),
+                access_version=self._state.access.version,
+                table_version=table_version,
+                erased=erased,
+            )
+            return {"sender": self._sender(node_epoch), "report": report}
 
         timeout_s = heartbeat_timeout_s(self._lease_s, HEARTBEAT_S)
         answer = await self._ask("heartbeat", request, timeout_s=timeout_s)
@@ -404,9 +412,7 @@ class SimulatedAgent:
             await asyncio.sleep(0.05)
             raise UnavailableError(reason="the node is not registered")
         request = {
-            "cluster_id": self._cluster_id,
-            "node_id": self._name,
-            "node_epoch": self._state.served.node_epoch,
+            "sender": self._sender(self._state.served.node_epoch),
             "changes": [_change(change) for change in changes],
         }
         version = self._state.served.table_version

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from koinon_node.core.atomic_batch import Check, Step
-from koinon_node.core.updates import Put, Remove
+from koinon_node.core.writes.atomic_batch import Check, Step
+from koinon_node.core.writes.updates import Put, Remove
+from koinon_node.partition.batches import AtomicAnswer, AtomicBatch, ReadAnswer
 from koinon_node.ports import PeerLostError
-from koinon_node.serving.batches import AtomicAnswer, AtomicBatch, ReadAnswer
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.errors import CheckFailedError, KoinonError
 from koinon_proto.contract.keyspaces import DEFAULT, Keyspace

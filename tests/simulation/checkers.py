@@ -4,21 +4,23 @@
 - Table versions and the rows' epochs never fall, on any node.
 - Every write that was acknowledged is, from then on, in the store of every live member of the
   committed in_sync: looked at when it is acknowledged, and again whenever the row changes.
+- No value that a client writes is given two versions, by whichever primaries.
 - When a planned hand-over is committed, its primary takes no requests and has nothing in flight.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from koinon_coordinator.core.cluster.commands import AlterPartitions, Command
-from koinon_node.core import records
+from koinon_node.core.formats import records
 from koinon_node.core.replication.in_sync_and_hand_over import Why
 from koinon_proto.contract.table import PartitionRow, Table
+from tests.checkers.applied import Applied, OneVersionEach
 
 if TYPE_CHECKING:
     from tests.simulation.node import SimulatedNode
@@ -41,6 +43,7 @@ class ClusterChecker:
         self._versions: dict[str, int] = {}
         self._table: Table | None = None
         self._acknowledged: dict[int, dict[bytes, int]] = defaultdict(dict)
+        self._decided = OneVersionEach()
         self.checks = 0
 
     # --- one primary -------------------------------------------------------------------------
@@ -125,6 +128,11 @@ class ClusterChecker:
 
     # --- acknowledged writes -----------------------------------------------------------------
 
+    def on_decided(self, puts: Iterable[Applied]) -> None:
+        """Check what a primary is about to write."""
+        for twice in self._decided.note(puts):
+            raise ViolationError(twice)
+
     def on_acknowledged(self, rows: Sequence[tuple[int, bytes, int]]) -> None:
         """Note writes (partition, key, version) that are about to be answered, or were read: what
         one read has seen, each later one must.
@@ -160,7 +168,7 @@ class ClusterChecker:
             for number in row.in_sync:
                 info = table.nodes[number]
                 node = self._nodes[info.node_id]
-                if node.life is None or node.life.store.identity().store_id != info.store_id:
+                if node.life is None or not node.disk.is_known_as(info):
                     continue
                 self.checks += 1
                 self._check_one(node, row, key, version)

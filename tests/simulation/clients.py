@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from koinon_node.partition.batches import ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.ports import PeerLostError
-from koinon_node.serving.batches import ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.errors import ConditionFailedError, KoinonError
 from koinon_proto.contract.keyspaces import DEFAULT, DEFAULT_ID, Keyspace

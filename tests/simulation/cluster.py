@@ -28,6 +28,7 @@ committed):
 - keyspaces that are created, altered, dropped and created again (``keyspaces``);
 - bulk loads that commit, abort, or are left alone, whose tasks fail and are doubled, with merges
   of many small steps;
+- readers of change feeds, whose copies are compared in the end (``feeds``);
 - small journals and pages, and tombstones that are soon purged, so that snapshots, passes cut
   short and floors are frequent.
 
@@ -62,13 +63,14 @@ from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import Command
 from koinon_node.bulk_load import staged_chunks, stager
 from koinon_node.config import Limits
+from koinon_node.core.formats import records
 from koinon_node.storage import merge_executor
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NodeStatus, PartitionStatus, Table
 from tests.checkers.history import History
 from tests.checkers.linearizability import check
-from tests.simulation import batchers, disks
+from tests.simulation import batchers, disks, feeds
 from tests.simulation.access import AccessOperator
 from tests.simulation.batchers import Batcher
 from tests.simulation.checkers import ClusterChecker, ViolationError
@@ -76,6 +78,7 @@ from tests.simulation.clients import Client
 from tests.simulation.coordinators import RaftGroup
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
+from tests.simulation.feeds import FeedReader
 from tests.simulation.half_deaths import HalfDeaths
 from tests.simulation.keyspaces import KEYS, NAMES, KeyspaceOperators
 from tests.simulation.loaders import Loader, apply_rows
@@ -200,6 +203,8 @@ class Simulation:
         self.loaders: list[Loader] = []
         self.batchers: list[Batcher] = []
         self.faults = Faults(self)
+        self.feed_reader: FeedReader | None = None
+        self.tail_bytes = random.Random(seed).choice(feeds.TAIL_BYTES)
         self.half_deaths = HalfDeaths(self)
         self.access = AccessOperator(self)
         self.keyspaces = KeyspaceOperators(self)
@@ -281,6 +286,7 @@ class Simulation:
         await self._read_all()
         await self.until_converged("no convergence in the end")
         self._check_copies()
+        await self._check_feed()
         await self.keyspaces.finish()
         self._check_history()
 
@@ -336,6 +342,8 @@ class Simulation:
         if self.seed % 10 in SEEDS_WITH_BATCHES:
             for number in range(2):
                 self._start_batcher(f"batcher{number + 1}")
+        if self.seed % 10 in feeds.SEEDS:
+            self._start_feed_reader()
         for number in range(self.scenario.loaders):
             self._start_loader(f"loader{number + 1}")
 
@@ -373,6 +381,19 @@ class Simulation:
         self.batchers.append(batcher)
         process.spawn(batcher.run(self.scenario.client_pause_s))
 
+    def _start_feed_reader(self) -> None:
+        machine = self.network.add(feeds.NAME)
+        process = machine.process = Process(self.loop, feeds.NAME)
+        self.feed_reader = FeedReader(
+            self.network,
+            [member.name for member in self.group.members],
+            self.scenario.partitions,
+            random.Random(self.seed),
+            self.stats,
+            self._violated,
+        )
+        process.spawn(self.feed_reader.run())
+
     def _start_loader(self, name: str) -> None:
         machine = self.network.add(name)
         process = machine.process = Process(self.loop, name)
@@ -401,6 +422,11 @@ class Simulation:
             loader.stopping = True
         for batcher in self.batchers:
             batcher.stopping = True
+        if (reader := self.feed_reader) is not None:
+            reader.stopping = True
+            await self._until(
+                lambda: "a feed" if reader.reading else "", 10.0, "the reader of feeds goes on"
+            )
         await self._until(
             lambda: "batchers" if any(b.busy for b in self.batchers) else "", 10.0, "batches go on"
         )
@@ -471,6 +497,29 @@ class Simulation:
                 )
             self.checker.check_copies(row)
         self._check_loads(table)
+
+    async def _check_feed(self) -> None:
+        """Check that the reader's copy, once it has caught up, is what the primaries hold."""
+        reader = self.feed_reader
+        if reader is None:
+            return
+        table = self.table()
+        assert table is not None
+        for row in table.rows[: self.scenario.partitions]:
+            p = row.partition_id
+            life = self.nodes[table.nodes[row.primary].node_id].life
+            assert life is not None
+            await self._until_done(partial(reader.read, p), f"the feed of {p} does not end")
+            held = life.records_of(p)
+            users = {key[1:]: record for key, record in held.items() if key[0] == records.USER}
+            told = reader.live(p)
+            if told != users:
+                wrong = sorted(k for k in told | users if told.get(k) != users.get(k))
+                some = {key: (told.get(key), users.get(key)) for key in wrong[:5]}
+                raise ViolationError(
+                    f"{len(wrong)} keys of partition {p} differ from what its feed has told: "
+                    f"(told, held) {some}"
+                )
 
     def _check_loads(self, table: Table) -> None:
         """Beside the clients' keys there is what committed loads have left, and nothing else."""

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
-from koinon_coordinator.core.cluster.commands import AccessCommand, Command
+from koinon_coordinator.core.cluster.commands import AccessCommand, Command, PartitionChange
+from koinon_coordinator.core.decide.registrations import Sender
 from koinon_coordinator.leader.change_barrier import ChangeBarrier
+from koinon_coordinator.leader.context import LeaderContext
 from koinon_coordinator.leader.leadership import Leadership
+from koinon_coordinator.leader.membership import NodeReport
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.state_codec import command_from_bytes
 from koinon_proto.contract.access import AccessState
@@ -120,15 +123,14 @@ class Member:
         self.term = term
         self.apply()
         self._contact_at = self.clock()
-        self.leadership = Leadership(
-            term=term,
+        context = LeaderContext(
+            number=term,
             group=_Seat(self, term),
             replicated=self.replicated,
-            bootstrap=self.group.bootstrap,
-            timing=self.group.timing,
             clock=self.clock,
             random=random.Random(self.group.rng.random()),
         )
+        self.leadership = Leadership(context, self.group.bootstrap, self.group.timing)
         self._running = asyncio.ensure_future(self.leadership.run())
         self.group.stats["leaders"] += 1
         self.group.trace(f"{self.name} leads the coordinators, term {term}")
@@ -199,17 +201,17 @@ class Member:
         assert table is not None
         return registered, table.cluster, self.newer(0), self.newer_access(0)
 
-    async def _heartbeat(self, version: int, **request: Any) -> Any:
+    async def _heartbeat(self, sender: Sender, report: NodeReport) -> Any:
         leadership = self.led()
-        commands = await leadership.members.heartbeat(received_at=self.clock(), **request)
-        access = self.newer_access(request["access_version"])
-        return commands, self.newer(version), access, leadership.timing.lease_ms
+        commands = await leadership.members.heartbeat(sender, report, self.clock())
+        access = self.newer_access(report.access_version)
+        return commands, self.newer(report.table_version), access, leadership.timing.lease_ms
 
-    async def _leave(self, **request: Any) -> None:
-        await self.led().members.leave(**request)
+    async def _leave(self, sender: Sender) -> None:
+        await self.led().members.leave(sender)
 
-    async def _alter(self, version: int, **request: Any) -> Any:
-        rejected = await self.led().members.alter_partitions(**request)
+    async def _alter(self, version: int, sender: Sender, changes: list[PartitionChange]) -> Any:
+        rejected = await self.led().members.alter_partitions(sender, changes)
         return rejected, self.newer(version)
 
     async def _table(self, version: int) -> TableUpdate | None:

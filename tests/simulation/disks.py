@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from koinon_node.core.writer_frames import GroupFrame
+from koinon_node.core.formats.writer_frames import GroupFrame
 from koinon_node.storage import directory
 from koinon_node.storage.directory import read_identity
 from koinon_node.storage.environment import DATA_DB, open_databases
@@ -34,6 +34,7 @@ from koinon_node.storage.writer_channel import Answer
 from koinon_node.storage.writer_process import GROUP, LOG_STRETCHES, WriterLoop
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeInfo
 from tests.simulation.loop import Process, VirtualLoop
 
 MIB = 1024 * 1024
@@ -61,6 +62,9 @@ class Disk:
         self._hangs = False
         self._least_s = 0.0  # that a commit takes
         self._stalled: list[Callable[[], None]] = []  # what waits for it: a commit, a log's sync
+        self._ids = 0  # of stores that were made here
+        self.kept_at_epoch = 0  # of the node, when ``keep`` was called; 0: nothing is kept
+        self.old_at_epoch = 0  # of the node, when an old copy was put back
         self._make()
 
     @property
@@ -71,13 +75,17 @@ class Disk:
         self.directory.mkdir(mode=0o700)
 
     def open(self) -> Store:
-        """Open the store; an empty directory gets an id that is the same in every run."""
-        store_id = f"{zlib.crc32(self.directory.name.encode()):032x}"
-        with patch.object(directory, "new_store_id", lambda: store_id):
+        """Open the store; what makes one gives it an id that is the same in every run."""
+        with patch.object(directory, "new_store_id", self._new_store_id):
             config = StoreConfig(
                 directory=self.directory, map_size_bytes=16 * MIB, write_ahead_log=self.logged
             )
             return Store(config)
+
+    def _new_store_id(self) -> str:
+        name = self.directory.name + f".{self._ids}" * bool(self._ids)
+        self._ids += 1
+        return f"{zlib.crc32(name.encode()):032x}"
 
     @property
     def store_id(self) -> str:
@@ -86,6 +94,12 @@ class Disk:
             return read_identity(self.directory)
         except KoinonError:
             return ""
+
+    def is_known_as(self, info: NodeInfo) -> bool:
+        """Return whether the coordinators know that the node has this store, as it is: not before
+        it has registered with another one, or with an old copy.
+        """
+        return self.store_id == info.store_id and self.old_at_epoch < info.node_epoch
 
     def hang(self) -> None:
         """Let no commit return before the disk is released."""
@@ -119,7 +133,38 @@ class Disk:
         """An empty disk in its place."""
         shutil.rmtree(self.directory)
         self._number += 1
+        self._ids = 0
         self._make()
+
+    @property
+    def _kept(self) -> Path:
+        return self._root / f"{self.name}-kept"
+
+    def keep(self, node_epoch: int) -> None:
+        """Copy the directory aside, whether or not a process has it open."""
+        shutil.rmtree(self._kept, ignore_errors=True)
+        shutil.copytree(self.directory, self._kept)
+        self.kept_at_epoch = node_epoch
+
+    def put_back(self, node_epoch: int, *, as_a_volume: bool) -> None:
+        """Let the directory be what it was at ``keep``: by a copy of its files, or as a volume that
+        is rolled back, where the files are the same ones. No process has it open.
+        """
+        if as_a_volume:
+            for path in sorted(self._kept.rglob("*")):
+                place = self.directory / path.relative_to(self._kept)
+                if path.is_dir():
+                    place.mkdir(exist_ok=True)
+                else:
+                    place.touch(0o600)
+                    place.write_bytes(path.read_bytes())
+            for path in sorted(self.directory.rglob("*"), reverse=True):
+                if not (self._kept / path.relative_to(self.directory)).exists():
+                    path.rmdir() if path.is_dir() else path.unlink()
+        else:
+            shutil.rmtree(self.directory)
+            shutil.copytree(self._kept, self.directory)
+        self.old_at_epoch = node_epoch
 
 
 class _Applier(WriterLoop):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NODES_MAX = 6
 HEALED_OPERATIONS_S = 20.0
 HAND_OVER_S = 3.0
+KEEP_SHARE = 0.1  # of the faults are preceded by a copy of a disk
 
 
 class Faults:
@@ -38,6 +39,8 @@ class Faults:
         self._simulation = simulation
         self._rng = simulation.rng
         self._began = self._over = False
+        # Draws about old copies of disks: what seeds draw beside them stays what it was.
+        self._old_copies = random.Random(f"old copies {simulation.seed}")
         self._restarts: set[asyncio.Task[None]] = set()
 
     async def run(self, seconds: float) -> None:
@@ -49,6 +52,7 @@ class Faults:
         operator = asyncio.ensure_future(self._operate())
         while loop.now < ends_at:
             await asyncio.sleep(self._rng.expovariate(1 / interval_s))
+            self._keep_a_disk()
             self._next()
         self._over = True
         operator.cancel()
@@ -245,25 +249,69 @@ class Faults:
         disk.slowness = 1.0
 
     def _replace_disk(self) -> None:
-        """Kill a node; once it is fenced, and its copies are not needed, give it an empty disk."""
+        """Kill a node; once it is fenced, and its copies are not needed, give it an empty disk, or
+        an old copy of its own: often of the life that ends so.
+        """
         running = self._running()
         if running:
             node = self._rng.choice(running)
-            self._note(f"kill {node.name} for a new disk")
-            node.kill()
-            self._simulation.checker.forget(node.name)
-            self._later(2.0, lambda: self._boot_on_new_disk(node, 5))
+            delay_s = 0.0
+            if self._old_copies.random() < 0.5:
+                self._keep(node)
+                delay_s = self._old_copies.uniform(0.3, 3.0)
+            self._later(delay_s, lambda: self._kill_for_new_disk(node))
+
+    def _kill_for_new_disk(self, node: SimulatedNode) -> None:
+        if self._over or node.life is None:
+            return
+        self._note(f"kill {node.name} for a new disk")
+        node.kill()
+        self._simulation.checker.forget(node.name)
+        self._later(2.0, lambda: self._boot_on_new_disk(node, 5))
 
     def _boot_on_new_disk(self, node: SimulatedNode, tries: int) -> None:
         if node.life is not None:
             return
         if self._over or not tries or self._is_spare(node):
             if self._is_spare(node):
-                self._note(f"replace the disk of {node.name}")
-                node.disk.replace()
+                self._exchange_disk(node)
             self._boot(node)
         else:
             self._later(0.5, lambda: self._boot_on_new_disk(node, tries - 1))
+
+    def _keep_a_disk(self) -> None:
+        """Copy the directory of a node aside, which may run meanwhile: at times."""
+        choice = self._old_copies
+        if choice.random() < KEEP_SHARE:
+            self._keep(choice.choice(list(self._simulation.nodes.values())))
+
+    def _keep(self, node: SimulatedNode) -> None:
+        if epoch := self._epoch_of(node):
+            self._note(f"keep a copy of the disk of {node.name} at epoch {epoch}")
+            node.disk.keep(epoch)
+
+    def _epoch_of(self, node: SimulatedNode) -> int:
+        """Return the node's newest epoch as a coordinator knows it; 0: it has none."""
+        table = self._simulation.table()
+        info = table.by_id.get(node.name) if table is not None else None  # type: ignore[call-overload]
+        return 0 if info is None else info.node_epoch
+
+    def _exchange_disk(self, node: SimulatedNode) -> None:
+        """Give the node an empty disk, or one on which its own is as it was some time ago. A volume
+        that is rolled back within an epoch is not noticed: that needs a file system which knows.
+        """
+        disk, epoch = node.disk, self._epoch_of(node)
+        if not disk.kept_at_epoch or self._old_copies.random() < 0.3:
+            self._note(f"replace the disk of {node.name}")
+            disk.replace()
+            disk.kept_at_epoch = 0
+            return
+        as_a_volume = disk.kept_at_epoch < epoch and self._old_copies.random() < 0.5
+        self._note(
+            f"put-back an old copy of the disk of {node.name}, of epoch {disk.kept_at_epoch}, at "
+            f"{epoch}" + ", as a volume" * as_a_volume
+        )
+        disk.put_back(epoch, as_a_volume=as_a_volume)
 
     def _is_spare(self, node: SimulatedNode) -> bool:
         """Tell whether each partition has another in-sync replica, and the node is fenced."""
@@ -275,7 +323,7 @@ class Faults:
             other.number
             for other in table.nodes.values()
             if (known := self._simulation.nodes.get(other.node_id)) is not None
-            and known.disk.store_id != other.store_id
+            and not known.disk.is_known_as(other)
         ]
         return all(set(row.in_sync) - {info.number, *lost} for row in table.used_rows)
 

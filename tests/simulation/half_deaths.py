@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koinon_node.core.commit_group import GroupState
-from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES
+from koinon_node.core.membership.lease import PATIENCE_LEASES
+from koinon_node.core.writes.commit_group import GroupState
 from koinon_proto.contract.table import NodeNumber, PartitionRow, Table
 from tests.simulation.checkers import ViolationError
 

@@ -7,8 +7,8 @@ from typing import Any
 from koinon_coordinator.core.cluster import state
 from koinon_coordinator.core.cluster.commands import CreateKeyspace
 from koinon_coordinator.leader import membership
-from koinon_node.backup.drop import CopyDropper
 from koinon_node.core.membership.assignment import Assignment
+from koinon_node.partition.copy_drops import CopyDropper
 from koinon_proto.contract.table import Table
 from tests.simulation.planting import PLANTED, mutant, replace_method
 

@@ -33,7 +33,7 @@ from koinon_coordinator.core.cluster.commands import (
     ForgetKeyspace,
     SetReplicationFactor,
 )
-from koinon_coordinator.core.decide.keyspaces import Alteration
+from koinon_coordinator.core.decide.keyspace_requests import Alteration
 from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_proto.contract.errors import KoinonError

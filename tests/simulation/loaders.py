@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from koinon_coordinator.core.cluster.commands import CommitLoad
-from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_coordinator.core.decide.load_requests import LoadWish
 from koinon_node.bulk_load.stager import Prepared, StageBatch
 from koinon_proto.contract import columns
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState

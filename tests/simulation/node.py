@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koinon_node.backup.drop import CopyDropper
-from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import Prepared, Stager
-from koinon_node.core import records
-from koinon_node.core.atomic_batch import Check
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import U32Array
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.records import U32Array
-from koinon_node.core.write_decisions import Primaries
-from koinon_node.ports import FollowerEnd, PeerLostError
-from koinon_node.primary.completion import Completion
-from koinon_node.primary.replicator import Replicator
-from koinon_node.serving import request_limits
-from koinon_node.serving.batches import (
+from koinon_node.core.writes.atomic_batch import Check
+from koinon_node.core.writes.change_tail import ChangeTail
+from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.core.writes.recent_writes import RecentWrites
+from koinon_node.core.writes.write_decisions import Primaries
+from koinon_node.partition import request_limits
+from koinon_node.partition.batches import (
     AtomicAnswer,
     AtomicBatch,
     Durability,
@@ -33,7 +29,14 @@ from koinon_node.serving.batches import (
     WriteAnswer,
     WriteBatch,
 )
-from koinon_node.serving.engine import Engine
+from koinon_node.partition.change_feeds import ChangeFeeds, FeedMessage, FeedRequest, Position
+from koinon_node.partition.copy_drops import CopyDropper
+from koinon_node.partition.engine import Engine
+from koinon_node.partition.serving_context import ServingContext
+from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.replication.commit_tracker import CommitTracker
+from koinon_node.replication.follower import Follower
+from koinon_node.replication.replicator import Replicator
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.index_sweeper import in_steps
@@ -50,6 +53,7 @@ from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.v1 import membership_pb2, replication_pb2
+from tests.checkers.applied import noting
 from tests.simulation.agent import SimulatedAgent, while_no_room
 from tests.simulation.disks import Disk, SimulatedChannel, SimulatedLogDisk, logged
 from tests.simulation.loop import Process, VirtualLoop
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster import Simulation
 
 RECLAIM_ROWS = 8
+FEED_MESSAGES = 3  # that one call of a reader gets
 EPOCH_MS = 1_700_000_000_000
 
 
@@ -84,7 +89,7 @@ class SimulatedPeers:
         self._process = process
         self._on_page = on_page  # is told who has pulled a page, and of whom
 
-    def follow(self, node: NodeInfo) -> FollowerEnd:
+    async def follow(self, node: NodeInfo) -> FollowerEnd:
         return self._network.connect(self._process, self._process.name, node.node_id)
 
     async def read_page(
@@ -142,23 +147,23 @@ class Life:
             [member.name for member in simulation.group.members],
             simulation.rng,
         )
-        completion = Completion(
+        commits = CommitTracker(
             state, store, pending, primaries, copies, journal, disk, now, agent.on_ready
         )
         self._writer = writer = Writer(
-            store, pending, completion, disk, limits, self._on_writer_lost, self._channel, now
+            store, pending, commits, disk, limits, self._on_writer_lost, self._channel, now
         )
         await writer.start()
         self.replicator = Replicator(
-            completion, writer, store, journal, agent, limits, SizeEstimates()
+            commits, writer, store, journal, agent, limits, SizeEstimates()
         )
-        self.engine = Engine(
-            state, store, writer, pending, primaries, self.replicator, limits, wall
-        )
-        self.stager = Stager(state, store, self.engine, self.replicator.followers, wall)
-        self.merger = MergeScheduler(
-            state, store, writer, self.engine, primaries, self.replicator, agent, wall
-        )
+        note = simulation.checker.on_decided
+        self.replicator.submit = noting(self.replicator.submit, note)  # type: ignore[method-assign]
+        self.engine = Engine(ServingContext(state, store, writer, self.replicator, limits, wall))
+        commits.tail = ChangeTail(simulation.tail_bytes)
+        self.feeds = ChangeFeeds(self.engine.context, commits)
+        self.stager = Stager(self.engine)
+        self.merger = MergeScheduler(self.engine, agent)
         peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)
         seeded = random.Random(simulation.rng.random())
         self.follower = Follower(
@@ -170,6 +175,7 @@ class Life:
             "may_read": self._may_read,
             "write": self._write,
             "commit": self._commit,
+            "changes": self._changes,
             "stage": self.stager.stage,
             "prepare": self._prepare,
             "read_page": self.replicator.pages.read_page,
@@ -185,7 +191,7 @@ class Life:
                 self.follower.run(),
                 self.drops.run(),
                 self.merger.run(),
-                in_steps(self.engine.reclaiming.step, rows=RECLAIM_ROWS),
+                in_steps(self.engine.sweeper.step, rows=RECLAIM_ROWS),
             ):
                 group.create_task(work)
 
@@ -219,7 +225,9 @@ class Life:
         keyspace_id: int,
     ) -> ReadAnswer:
         self._check_keyspace(keyspace_id, partition_ids, table_version)
-        answer = await self.engine.read(keys, partition_ids, table_version, want_versions=True)
+        answer = await self.engine.reads.read(
+            keys, partition_ids, table_version, want_versions=True
+        )
         missing = set(answer.missing)
         self.node.simulation.checker.on_acknowledged(
             [
@@ -232,7 +240,7 @@ class Life:
 
     async def _write(self, batch: WriteBatch, keyspace_id: int) -> WriteAnswer:
         self._check_keyspace(keyspace_id, batch.partition_ids, batch.table_version)
-        answer = await self.engine.write(batch)
+        answer = await self.engine.writes.write(batch)
         if batch.durability is Durability.ALL_IN_SYNC:
             written = np.flatnonzero(answer.versions).tolist()
             self.node.simulation.checker.on_acknowledged(
@@ -246,7 +254,7 @@ class Life:
 
     async def _commit(self, batch: AtomicBatch, keyspace_id: int) -> AtomicAnswer:
         self._check_keyspace(keyspace_id, [batch.partition_id], batch.table_version)
-        answer = await self.engine.commit(batch)
+        answer = await self.engine.writes.commit(batch)
         written = [
             (batch.partition_id, key, answer.version)
             for key, step, result in zip(batch.keys, batch.steps, answer.results, strict=True)
@@ -254,6 +262,24 @@ class Life:
         ]
         self.node.simulation.checker.on_acknowledged(written)
         return answer
+
+    async def _changes(self, position: Position) -> list[FeedMessage]:
+        """Return the next messages of a partition's feed."""
+        feed = self.feeds.open(FeedRequest(positions=[position]))
+        messages: list[FeedMessage] = []
+        try:
+            while len(messages) < FEED_MESSAGES and (message := await feed.next()) is not None:
+                messages.append(message)
+                for advance in message.advances:
+                    p = advance.position.partition_id
+                    self.node.simulation.checker.on_acknowledged(
+                        [(p, change.key, change.sequence) for change in advance.changes]
+                    )
+                if not message.rows:
+                    break  # a reader of a stream would wait
+        finally:
+            feed.close()
+        return messages
 
     async def _prepare(
         self, load_id: int, attempts: frozenset[int], rows: dict[int, int], table_version: int

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from koinon.spark.options import write_options
+from koinon.spark.reading import RECORD, ReadColumns
 from koinon.spark.writing.jobs import Commit, Job, TaskReport
 from koinon.spark.writing.planning import plan_rows
 from koinon.spark.writing.tasks import run_task
@@ -39,6 +40,12 @@ def make_job(
         overwrite=overwrite,
         stream_batch=stream_batch,
     )
+
+
+def record_columns(*names: str) -> ReadColumns:
+    """Return the columns of a read of these, by the names that they have in ``RECORD``."""
+    schema = pa.schema([(name, RECORD[name]) for name in names])
+    return ReadColumns(schema=schema, record={name: name for name in names})
 
 
 def batch_of(pairs: Pairs) -> Any:

@@ -16,7 +16,7 @@ import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.operate.bulk_loads import LoadsClient, LoadState
+from koinon.operate.loads_client import LoadsClient, LoadState
 from koinon.spark import partition_id
 from tests.kit.clusters import running_cluster
 from tests.kit.waiting import wait_until
@@ -62,8 +62,8 @@ def test_cluster_rows_are_written_and_read_back(
     assert stored(client, "trip") == rows
     back = read(spark, cluster, prefix="trip:", metadata="true")
     assert {bytes(r.key): bytes(r.value) for r in back.collect()} == rows
-    assert back.where("version > 0 and expires_at is null").count() == 20_000
-    assert back.where(back.partition_id != partition_id(back.key)).count() == 0
+    assert back.where("_version > 0 and _expires_at is null").count() == 20_000
+    assert back.where(back._partition_id != partition_id(back.key)).count() == 0
     assert read(spark, cluster, prefix="trip:", keysOnly="true").count() == 20_000
 
 
@@ -128,9 +128,9 @@ def test_cluster_rows_expire_each_at_its_time_and_rows_delete_keys(
     kept = {b"mixed:%07d" % i: b"new%d" % i for i in range(4_000) if i % 4 in (0, 2)}
     assert stored(client, "mixed") == kept
     back = read(spark, cluster, prefix="mixed:", metadata="true")
-    expiring = back.where("expires_at = timestamp '2100-01-01T00:00:00Z'")
+    expiring = back.where("_expires_at = timestamp '2100-01-01T00:00:00Z'")
     assert {int(bytes(row.key)[-7:]) % 4 for row in expiring.collect()} == {2}
-    assert back.where("expires_at is null").count() == 1_000
+    assert back.where("_expires_at is null").count() == 1_000
 
 
 @pytest.mark.long

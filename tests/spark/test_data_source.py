@@ -20,6 +20,7 @@ from koinon.spark.encoding.keys import key_bytes
 from koinon.spark.options import read_options
 from koinon_proto.contract.bulk_loads import LoadState
 from tests.spark.fake_loads import LoadsCluster
+from tests.spark.helpers import record_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -242,13 +243,13 @@ def test_read_metadata_columns(spark: SparkSession, filled: LoadsCluster) -> Non
     assert [field.simpleString() for field in df.schema.fields] == [
         "key:binary",
         "value:binary",
-        "partition_id:int",
-        "version:bigint",
-        "expires_at:timestamp",
+        "_partition_id:int",
+        "_version:bigint",
+        "_expires_at:timestamp",
     ]
-    rows = df.where("expires_at is null and version > 0").collect()
+    rows = df.where("_expires_at is null and _version > 0").collect()
     part = filled.partitioner.partition_of
-    assert {(bytes(row.key), row.partition_id) for row in rows} == {
+    assert {(bytes(row.key), row._partition_id) for row in rows} == {
         (key, part(key)) for key in filled.store
     }
 
@@ -257,8 +258,8 @@ def test_read_schema_picks_columns_and_refuses_others(
     spark: SparkSession, filled: LoadsCluster
 ) -> None:
     source = spark.read.format("koinon").option("coordinators", filled.seeds)
-    picked = source.schema("version long, key binary").load()
-    assert picked.columns == ["version", "key"]
+    picked = source.schema("_version long not null, key binary not null").load()
+    assert picked.columns == ["_version", "key"]
     assert picked.count() == 300
     for schema, told in (
         ("kee binary", "there is no column 'kee'"),
@@ -310,7 +311,7 @@ def test_reader_takes_the_filters_that_name_keys_where_spark_keeps_scans_apart(
     key = ("key",)
     equal, few = filters.EqualTo(key, b"a"), filters.In(key, (b"a", b"b"))
     others = [filters.EqualTo(("value",), b"a"), filters.GreaterThan(key, b"a")]
-    reader = KoinonReader(read_options({"coordinators": fake.seeds}), ["key"])
+    reader = KoinonReader(read_options({"coordinators": fake.seeds}), record_columns("key"))
     assert datasource.SCANS_APART or reader.pushFilters([equal]) == [equal]
     monkeypatch.setattr(datasource, "SCANS_APART", True)
     assert reader.pushFilters([few, *others]) == others
@@ -334,6 +335,22 @@ def test_sql_reads_and_writes_by_a_view_and_refuses_tables(
         spark.catalog.dropTempView("records")
     with pytest.raises(Exception, match="CREATE TABLE cannot use koinon"):
         spark.sql(f"CREATE TABLE records {using}")
+
+
+def test_tables_that_spark_would_make_are_refused_and_nothing_is_written(
+    spark: SparkSession, filled: LoadsCluster
+) -> None:
+    before = filled.values()
+    df = spark.sql("select 'k' key, 'v' value")
+    for frame, mode in ((df, "overwrite"), (df, "append"), (df.filter("false"), "error")):
+        writer = frame.write.format("koinon").options(coordinators=filled.seeds).mode(mode)
+        with pytest.raises(Exception, match="saveAsTable and writeTo make tables"):
+            writer.saveAsTable("records")
+    new = df.writeTo("records").using("koinon").option("coordinators", filled.seeds)
+    with pytest.raises(Exception, match="saveAsTable and writeTo make tables"):
+        new.createOrReplace()
+    assert filled.values() == before
+    assert not spark.catalog.tableExists("records")
 
 
 def test_thread_that_registers_writes(spark: SparkSession, fake: LoadsCluster) -> None:

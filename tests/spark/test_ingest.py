@@ -19,16 +19,19 @@ from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
 from koinon.client import Client
-from koinon.ingest import parts, row_groups
+from koinon.ingest import parts
 from koinon.ingest.failures import explained
+from koinon.ingest.opened_rows import packed
+from koinon.ingest.row_groups import groups_of
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
-from koinon.operate.bulk_loads import LoadState
+from koinon.operate.loads_client import LoadState
 from koinon.spark.cluster import opened
 from koinon.spark.options import write_options
 from koinon_proto.contract.errors import UnknownKeyspaceError
 from koinon_proto.contract.table import Table
 from tests.cli.test_ingest import USERS, run
+from tests.kit.hostile import make_hostile, ran_in
 from tests.kit.waiting import wait_until
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
@@ -69,8 +72,11 @@ def parquet(path: Path, **columns: list[Any]) -> Path:
 
 
 def test_parquet_rows_become_json_that_any_client_reads(
-    cluster: LocalCluster, client: Client, tmp_path: Path
+    cluster: LocalCluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever lies in the folder from which it is called."""
+    make_hostile(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
     rows = 5_000
     names = [f"ingest/p/{n}" for n in range(rows)]
     path = parquet(tmp_path / "a.parquet", name=names, number=list(range(rows)))
@@ -84,6 +90,7 @@ def test_parquet_rows_become_json_that_any_client_reads(
     found = stored(client, b"ingest/p/")
     assert len(found) == rows
     assert json.loads(found[b"ingest/p/7"]) == {"name": "ingest/p/7", "number": 7}
+    assert ran_in(tmp_path / "work") == ""
 
 
 def test_bad_rows_are_kept_apart_and_the_others_loaded(
@@ -93,7 +100,8 @@ def test_bad_rows_are_kept_apart_and_the_others_loaded(
     path.write_text("id,name\ningest/b/007,Bond\n,nobody\ningest/b/8,\ntoo,many,cells\n")
     code, told, messages = ingest(path, "--key", "id", "--value", "name")
     assert code == 2
-    assert f"malformed: {path} line 5: too,many,cells" in messages
+    told_of = f"a malformed row: {path} line 5: 3 columns instead of 2: too,many,cells"
+    assert told_of in " ".join(messages.split())
     assert stored(client, b"ingest/b/") == {}
     arguments = ("--key", "id", "--value", "name", "--bad-records", str(bad))
     code, told, messages = ingest(path, *arguments)
@@ -131,7 +139,7 @@ def test_rows_expire_and_delete_by_columns(ingest: Ingest, client: Client, tmp_p
     arguments = ("--key", "id", "--value", "v", "--ttl-column", "lives", "--delete-column")
     code, _, messages = ingest(path, *arguments, "lives")
     assert code == 2
-    assert "--delete-column: column 'lives' has type integer: cast it to boolean" in messages
+    assert "--delete-column: column 'lives' has type long: cast it to boolean" in messages
     code, _, messages = ingest(path, *arguments, "gone")
     assert code == 0, messages
     assert stored(client, b"ingest/t/") == {b"ingest/t/brief": b"1", b"ingest/t/ever": b"2"}
@@ -177,8 +185,9 @@ def test_dry_run_counts_what_would_be_loaded_and_writes_nothing(
 
 
 @pytest.mark.long  # ingest/test_job tries it without Spark
-def test_ctrl_c_leaves_nothing_behind(
-    cluster: LocalCluster, client: Client, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
+def test_ctrl_c_or_a_closed_terminal_leaves_nothing_behind(
+    cluster: LocalCluster, client: Client, tmp_path: Path, number: signal.Signals
 ) -> None:
     """The rows are held back by the rate, so that the load is open for long."""
     rows = 20_000
@@ -199,7 +208,7 @@ def test_ctrl_c_leaves_nothing_behind(
         )
         try:
             wait_for_load(admin, str(path), LoadState.OPEN)
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, number)
             said, _ = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
@@ -276,15 +285,9 @@ def test_keyspace_replaced_during_an_ingest_fails_it_by_its_name(
             admin.keyspaces.create("filed", partition_count=4)
             client.keyspace("filed").put(b"ingest/r/0", b"kept")
             fields = [("key", "string"), ("value", "string")]
-            part = row_groups.parts_of(
-                [str(whole)],
-                dict(fields),
-                kind="parquet",
-                master="local[2]",
-                conf={},
-                tasks=2,
-            )
-            assert part
+            found = groups_of([whole])
+            assert found is not None
+            part = packed(found.reader, found.sizes, 2)
             with pytest.raises(Exception, match="UnknownKeyspaceError") as caught:
                 parts.save(spark.sparkContext, part, fields, options, overwrite=True)
             told = explained(caught.value)

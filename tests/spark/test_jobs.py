@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from koinon.operate.bulk_loads import LoadsClient
+from koinon.operate.loads_client import LoadsClient
 from koinon.spark.encoding.faults import SettingAside
 from koinon.spark.writing import jobs
 from koinon.spark.writing.tasks import run_task

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -52,8 +55,35 @@ def test_keys_of_several_columns_are_null_where_a_part_is() -> None:
     assert encoded(pa.array(["a", None]), pa.array([None, 1])) == [None, None]
 
 
-@pytest.mark.parametrize("kind", [pa.float64(), pa.date32(), pa.bool_()])
-def test_keys_of_other_types_are_refused(kind: pa.DataType) -> None:
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [
+        (pa.array([dt.date(2024, 1, 31)]), b"2024-01-31"),
+        (pa.array([decimal.Decimal("12.30")]), b"12.30"),
+        (
+            pa.array([dt.datetime(2024, 1, 31, 12)], pa.timestamp("ms")),
+            b"2024-01-31T12:00:00.000000",
+        ),
+        (pa.array([0], pa.timestamp("s", "Asia/Tokyo")), b"1970-01-01T00:00:00.000000Z"),
+        (pa.array([dt.time(12, 30)], pa.time32("s")), b"12:30:00.000000"),
+        (pa.array([True]), b"true"),
+        (pa.array([0.1], pa.float32()), b"0.1"),
+        (pa.array([float("nan")]), b"NaN"),
+        (pa.array(["é"]).dictionary_encode(), "é".encode()),
+        (pa.array([b"ab"], pa.binary(2)), b"ab"),
+        (pa.array([(1 << 64) - 1], pa.uint64()), b"18446744073709551615"),
+        (pa.array([7], pa.uint8()), b"\x80" + bytes(6) + b"\x07"),
+    ],
+    ids=lambda given: str(getattr(given, "type", "")),
+)
+def test_keys_of_other_types_are_their_json_text_without_quotes(
+    column: pa.Array, key: bytes
+) -> None:
+    assert encoded(pa.concat_arrays([column, pa.nulls(1, column.type)])) == [key, None]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.struct([("a", pa.int8())])])
+def test_keys_of_nested_types_are_refused(kind: pa.DataType) -> None:
     with pytest.raises(InvalidArgumentError, match="cast it to a string"):
         encode_keys([pa.nulls(1, kind)], "binary")
 

@@ -112,13 +112,13 @@ def test_same_keys_stay_apart_in_every_operation(
 
     shown = read(spark, where, metadata="true", **rides)
     of_key = partition_id("key", coordinators=where, keyspace="rides")
-    ids = shown.select("partition_id", of_key).distinct().collect()
+    ids = shown.select("_partition_id", of_key).distinct().collect()
     assert {row[0] for row in ids} == {row[1] for row in ids} <= set(made.partition_ids)
     assert len(ids) == len({row[0] for row in ids})
     few = {"keys": "apart/1/0001,apart/2/0002,none", "metadata": "true"}
     found = read(spark, where, **few, **rides)
     assert as_dict(found) == {b"apart/1/0001": b"rides1", b"apart/2/0002": b"rides2"}
-    assert {row.partition_id for row in found.collect()} <= set(made.partition_ids)
+    assert {row._partition_id for row in found.collect()} <= set(made.partition_ids)
     looked = lookup(found.select("key"), on="key", coordinators=where, keyspace="plain")
     assert as_dict(looked) == {b"apart/1/0001": b"plain1", b"apart/2/0002": b"plain2"}
 
@@ -258,7 +258,8 @@ def test_micro_batch_is_committed_in_the_keyspace_that_it_was_planned_for(
     rows, an overwrite would empty the new one.
     """
     spaces.make("again")
-    source = KoinonDataSource({"coordinators": cluster.coordinators, "keyspace": "again"})
+    owned = {"keyspace": "again", "ownKeyspace": "true"}
+    source = KoinonDataSource({"coordinators": cluster.coordinators, **owned})
     planned = source.streamWriter(_schema(), overwrite=True)
     report = replace(run_task(planned.job, 0, []), stream_batch=StreamBatch("q", 0))
     spaces.replace("again")

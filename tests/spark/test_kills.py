@@ -23,7 +23,7 @@ from koinon import java
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.local.servers import environment
-from koinon.operate.bulk_loads import LoadsClient, LoadState
+from koinon.operate.loads_client import LoadsClient, LoadState
 from tests.kit.waiting import wait_until
 
 ROWS = 60_000

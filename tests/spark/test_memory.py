@@ -27,7 +27,7 @@ def test_task_grows_by_its_buffers_however_much_it_writes() -> None:
 def test_task_faults_its_memory_in_once() -> None:
     program = """
         import resource
-        from koinon.spark.writing import memory
+        from koinon.spark.writing import tasks
 
         size = 32 << 20
 
@@ -38,7 +38,7 @@ def test_task_faults_its_memory_in_once() -> None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
         usual = faults_of_blocks()
-        with memory.kept():
+        with tasks._freed_memory_kept():
             faults_of_blocks()
             print(usual, faults_of_blocks())
     """

@@ -21,10 +21,10 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.partitioner import partitioner
 from tests.spark.fake_loads import LoadsCluster, refuse_once
-from tests.spark.helpers import pairs
+from tests.spark.helpers import pairs, record_columns
 
 ALL = range(16)
-COLUMNS = ("key", "value")
+COLUMNS = record_columns("key", "value")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_read_of_a_prefix_with_the_routing_bytes_asks_one_partition(fake: LoadsC
     fake.table = fake.served_table = replace(fake.table, cluster=config)
     for n in range(90):
         fake.write(b"{u%d}.%02d" % (n % 3, n), b"v", 0)
-    reader = KoinonReader(options(fake, prefix="{u1}."), ("key",))
+    reader = KoinonReader(options(fake, prefix="{u1}."), record_columns("key"))
     (only,) = reader.partitions()
     assert isinstance(only, Partitions)
     assert only.partition_ids == (known.partition_of(b"{u1}."),)
@@ -57,7 +57,7 @@ def test_read_of_a_prefix_with_the_routing_bytes_asks_one_partition(fake: LoadsC
     assert found == [b"{u1}.%02d" % n for n in range(1, 90, 3)]
     asked = [
         partition_id
-        for part in KoinonReader(options(fake, prefix="{u"), ("key",)).partitions()
+        for part in KoinonReader(options(fake, prefix="{u"), record_columns("key")).partitions()
         if isinstance(part, Partitions)
         for partition_id in part.partition_ids
     ]
@@ -107,7 +107,7 @@ def test_read_of_keys_only_carries_no_values(filled: LoadsCluster) -> None:
 
     for node in filled.nodes:
         node.before = look
-    found = rows(read_partitions(options(filled), ("key",), ALL))
+    found = rows(read_partitions(options(filled), record_columns("key"), ALL))
     assert sorted(found) == sorted((key,) for key, _ in pairs(0, 500))
     assert asked
     assert all(asked)
@@ -116,7 +116,7 @@ def test_read_of_keys_only_carries_no_values(filled: LoadsCluster) -> None:
 def test_read_metadata_is_of_the_record(fake: LoadsCluster) -> None:
     version = fake.write(b"a", b"1", 0)
     fake.write(b"b", b"2", 1_700_000_000_123)
-    names = ("expires_at", "version", "partition_id", "key")
+    names = record_columns("expires_at", "version", "partition_id", "key")
     (a, b) = sorted(rows(read_partitions(options(fake), names, ALL)), key=lambda row: bytes(row[3]))
     assert a == (None, version, fake.partitioner.partition_of(b"a"), b"a")
     instant = dt.datetime.fromtimestamp(1_700_000_000, dt.UTC) + dt.timedelta(milliseconds=123)
@@ -124,7 +124,7 @@ def test_read_metadata_is_of_the_record(fake: LoadsCluster) -> None:
 
 
 def test_read_batches_have_the_types_that_spark_wants(filled: LoadsCluster) -> None:
-    names = ("key", "value", "partition_id", "version", "expires_at")
+    names = record_columns("key", "value", "partition_id", "version", "expires_at")
     batch = next(read_partitions(options(filled), names, ALL))
     assert batch.schema.types == [
         pa.binary(),
@@ -202,7 +202,7 @@ def test_read_coordinators_out_of_reach_are_said_to_be(attempt: Callable[[Any], 
 
 
 def test_read_keys_yields_those_that_there_are(filled: LoadsCluster) -> None:
-    names = ("key", "value", "partition_id", "version")
+    names = record_columns("key", "value", "partition_id", "version")
     wanted = [b"key-000003", b"missing", b"key-000499"]
     found = rows(read_keys(options(filled), names, wanted))
     part = filled.partitioner.partition_of
@@ -216,4 +216,6 @@ def test_read_keys_yields_those_that_there_are(filled: LoadsCluster) -> None:
 
 
 def test_read_keys_without_values_yields_keys(filled: LoadsCluster) -> None:
-    assert rows(read_keys(options(filled), ("key",), [b"key-000003"])) == [(b"key-000003",)]
+    assert rows(read_keys(options(filled), record_columns("key"), [b"key-000003"])) == [
+        (b"key-000003",)
+    ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as spark_functions
 
 from koinon_proto.contract.bulk_loads import LoadState
 from tests.spark.fake_loads import LoadsCluster
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
+f: Any = spark_functions
 SCHEMA = "key string, value string"
 
 
@@ -114,3 +116,63 @@ def test_stream_batch_that_deletes_is_applied_once(stream: Stream, fake: LoadsCl
     stream.forget_commit(0)
     stream.run(schema=changes, **options)
     assert fake.values() == {b"brief": b"v", b"gone": b"written since"}
+
+
+def counts(spark: SparkSession, stream: Stream, mode: str) -> Any:
+    lines = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+    kinds = lines.json(str(stream.source)).groupBy(f.concat(f.lit("n:"), "value").alias("key"))
+    counted = kinds.agg(f.count("*").cast("string").alias("value"))
+    writer = counted.writeStream.outputMode(mode).trigger(availableNow=True)
+    return writer.option("checkpointLocation", str(stream.checkpoint))
+
+
+def finish(query: Any) -> None:
+    try:
+        assert query.awaitTermination(200)
+    finally:
+        query.stop()
+
+
+def test_stream_in_complete_mode_replaces_what_the_query_owns_and_nothing_else(
+    spark: SparkSession, stream: Stream, fake: LoadsCluster
+) -> None:
+    fake.write(b"other", b"kept", 0)
+    fake.write(b"n:old", b"of an earlier query", 0)
+    for name in ("a", "b"):
+        rows = [{"key": f"{i}", "value": f"v{i % 2}"} for i in range(4)]
+        (stream.source / f"{name}.json").write_text("\n".join(map(json.dumps, rows)))
+    writer = counts(spark, stream, "complete").format("koinon").option("coordinators", fake.seeds)
+    with pytest.raises(Exception, match="output mode complete replaces at each batch all keys"):
+        finish(writer.start())
+    assert fake.values() == {b"other": b"kept", b"n:old": b"of an earlier query"}
+    finish(writer.option("prefix", "n:").start())
+    assert fake.values() == {b"other": b"kept", b"n:v0": b"4", b"n:v1": b"4"}
+    stream.forget_commit(1)
+    finish(writer.option("prefix", "").option("ownKeyspace", "true").start())
+    assert len(fake.loads) == 2, "the last batch had been applied"
+    (stream.source / "c.json").write_text(json.dumps({"key": "1", "value": "v1"}))
+    finish(writer.start())
+    assert fake.values() == {b"n:v0": b"4", b"n:v1": b"5"}
+
+
+def test_stream_in_update_mode_upserts_by_batch_writes_that_count_once(
+    spark: SparkSession, stream: Stream, fake: LoadsCluster
+) -> None:
+    fake.write(b"other", b"kept", 0)
+    given = {"coordinators": fake.seeds, "txnAppId": "counts"}
+
+    def upsert(batch: DataFrame, number: int) -> None:
+        writer = batch.write.format("koinon").options(**given, txnVersion=str(number))
+        writer.mode("append").save()
+
+    stream.feed("a", 0, 3)
+    finish(counts(spark, stream, "update").foreachBatch(upsert).start())
+    expected = {b"other": b"kept", **{b"n:a%d" % i: b"1" for i in range(3)}}
+    assert fake.values() == expected
+    fake.write(b"n:a1", b"written since", 0)
+    stream.forget_commit(0)
+    finish(counts(spark, stream, "update").foreachBatch(upsert).start())
+    assert fake.values() == {**expected, b"n:a1": b"written since"}
+    stream.feed("b", 3, 5)
+    finish(counts(spark, stream, "update").foreachBatch(upsert).start())
+    assert fake.values().keys() == {*expected, b"n:b3", b"n:b4"}

@@ -207,6 +207,21 @@ def test_values_json_floats_are_floats_again_and_float32_as_written() -> None:
     assert as_json_text(pa.array([0.1, 1.0], pa.float32())) == ["0.1", "1.0"]
 
 
+@pytest.mark.parametrize(
+    ("unit", "count", "text"),
+    [
+        ("s", 316_590_595_200, "+12002-05-11T00:00:00.000000"),
+        ("ms", 10**17, "+3170843-11-07T09:46:40.000000"),
+        ("us", -(1 << 63), "-290308-12-21T19:59:05.224192"),
+        ("ns", 1, "1970-01-01T00:00:00.000000001"),
+    ],
+)
+def test_values_of_years_beyond_four_digits_have_a_sign(unit: str, count: int, text: str) -> None:
+    days = pa.array([3664329, -735604, 12687428], pa.int32()).cast(pa.date32())
+    assert as_json_text(days) == ['"+12002-08-05"', '"-0045-12-27"', '"+36707-01-01"']
+    assert as_json_text(pa.array([count], pa.timestamp(unit))) == [f'"{text}"']
+
+
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 def test_values_decimals_have_no_exponent(encoding: str) -> None:
     kind = pa.decimal128(38, 18)
@@ -339,6 +354,25 @@ def test_values_any_rows_come_back_as_they_were(rows: list[tuple[Any, ...]]) -> 
         assert tuple(from_json.values()) == (*row[:3], in_base64)
 
 
+def test_values_nanoseconds_have_nine_digits_and_whole_microseconds_six() -> None:
+    batch = batch_of(
+        at=pa.array([1, 1_000, None], pa.timestamp("ns", "UTC")),
+        local=pa.array([1, -1_000, None], pa.timestamp("ns")),
+        time=pa.array([1, 1_000, None], pa.time64("ns")),
+    )
+    as_json, as_msgpack = both(batch)
+    assert [row["at"] for row in as_json] == [
+        "1970-01-01T00:00:00.000000001Z",
+        "1970-01-01T00:00:00.000001Z",
+        None,
+    ]
+    assert [row["local"] for row in as_json][1] == "1969-12-31T23:59:59.999999"
+    assert [row["time"] for row in as_json] == ["00:00:00.000000001", "00:00:00.000001", None]
+    assert [row["at"] for row in as_msgpack][1:] == [dt.datetime(1970, 1, 1, 0, 0, 0, 1, UTC), None]
+    for name in ("local", "time"):
+        assert [row[name] for row in as_msgpack] == [row[name] for row in as_json]
+
+
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
 def test_values_types_without_a_form_are_refused_by_name(encoding: str) -> None:
     batch = batch_of(wait=pa.array([dt.timedelta(1)]))
@@ -349,5 +383,12 @@ def test_values_types_without_a_form_are_refused_by_name(encoding: str) -> None:
 def test_values_of_a_column_are_its_bytes() -> None:
     assert encode_column(pa.array(["é", None]), "v").to_pylist() == ["é".encode(), None]
     assert encode_column(pa.array([b"x"], pa.large_binary()), "v").to_pylist() == [b"x"]
-    with pytest.raises(InvalidArgumentError, match="column 'v' has type int64"):
-        encode_column(pa.array([1]), "v")
+    assert encode_column(pa.array([1, None]), "v").to_pylist() == [b"1", None]
+    assert encode_column(pa.array([dt.date(2024, 1, 31)]), "v").to_pylist() == [b"2024-01-31"]
+    assert encode_column(pa.array([math.inf, 1.0]), "v").to_pylist() == [b"Infinity", b"1.0"]
+    assert encode_column(pa.array([["é", None], None]), "v").to_pylist() == [
+        '["é",null]'.encode(),
+        None,
+    ]
+    with pytest.raises(InvalidArgumentError, match="column 'v': type duration"):
+        encode_column(pa.array([dt.timedelta(1)]), "v")

@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from koinon.certs import files
-from koinon.certs.errors import CertificateError
-from koinon.certs.files import Bundle
+from koinon.certs import identity_files as files
+from koinon.certs.certificate_error import CertificateError
+from koinon.certs.identity_files import Bundle
 from koinon_proto.contract.addresses import check_name
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.process import private_files

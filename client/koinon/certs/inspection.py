@@ -12,10 +12,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import CERTIFICATE_FILE, KEY_FILE, NEXT_KEY_FILE, identity_of
-from koinon.certs.errors import CertificateError
-from koinon.certs.files import Bundle
+from koinon.certs.certificate_error import CertificateError
+from koinon.certs.identity_files import Bundle
 
 SOON_DAYS = 30
 _DAY_S = 86_400

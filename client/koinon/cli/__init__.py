@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from functools import partial
 
 
 def command_line() -> Callable[[], None]:
@@ -19,4 +18,4 @@ def command_line() -> Callable[[], None]:
         )
     from koinon.cli import app
 
-    return partial(app.command_line(), prog_name="koinon")
+    return app.command_line()

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from koinon.cli.console import output, session
+from koinon.cli.console import command as commands
+from koinon.cli.console import output
 from koinon.cli.console.help import Command, Group
-from koinon_proto.process.printable import protect_streams, tell
+from koinon.cli.console.reply import Reply
+from koinon_proto.process.child_python import module_command
+from koinon_proto.process.printable import OutputError, flush, protect_streams, tell
 
 MODULES = {
     "koinon.cli.data.key_value": ("put", "get", "delete", "scan"),
+    "koinon.cli.data.watch": ("watch",),
     "koinon.cli.data.batch": ("batch",),
     "koinon.cli.operate.partitions": ("where",),
     "koinon.cli.data.load": ("load",),
     "koinon.cli.data.copy": ("copy",),
     "koinon.cli.data.ingest": ("ingest",),
+    "koinon.cli.data.backup": ("backup",),
+    "koinon.cli.data.restore": ("restore",),
     "koinon.cli.local": ("up", "down"),
     "koinon.cli.certs": ("certs",),
     "koinon.cli.operate.admin": ("admin",),
     "koinon.cli.operate.top": ("top",),
+    "koinon.cli.web_console": ("console",),
     "koinon.cli.bench": ("bench",),
 }
-"""The modules that add commands (each by its ``add_to``), in the order of the list of commands."""
+"""The modules that have commands (in their ``app``), in the order of the list of commands."""
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
 PASSED_THROUGH = {
@@ -40,6 +48,13 @@ PASSED_THROUGH = {
 }
 
 
+def version(session: commands.Session) -> Reply:
+    """Print the version of the client and of the servers that this package brings."""
+    import koinon
+
+    return Reply({"version": koinon.__version__}, f"koinon {koinon.__version__}")
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         import koinon
@@ -50,12 +65,12 @@ def _print_version(wanted: bool) -> None:
 
 def root(
     context: typer.Context,
-    coordinators: session.Coordinators = "",
-    tls_bundle: session.TlsBundle = "",
-    token_file: session.TokenFile = "",
-    timeout: session.Timeout = "",
-    json: session.Json = False,
-    debug: session.Debug = False,
+    coordinators: commands.Coordinators = "",
+    tls_bundle: commands.TlsBundle = "",
+    token_file: commands.TokenFile = "",
+    timeout: commands.Timeout = "",
+    json: commands.Json = False,
+    debug: commands.Debug = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -63,15 +78,8 @@ def root(
         ),
     ] = False,
 ) -> None:
-    session.root_options(
-        context,
-        coordinators=coordinators,
-        tls_bundle=tls_bundle,
-        token_file=token_file,
-        timeout=timeout,
-        json=json,
-        debug=debug,
-    )
+    """Keep the common options that were given before the command's name."""
+    context.obj = context.params
 
 
 def _comes_first(context: typer.Context) -> None:
@@ -80,7 +88,7 @@ def _comes_first(context: typer.Context) -> None:
     output.problem(
         f"'{name}' takes its own options only, after its name\n  'koinon {name} --help' lists them."
     )
-    raise typer.Exit(session.USAGE)
+    raise typer.Exit(commands.USAGE)
 
 
 def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
@@ -95,7 +103,8 @@ def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
         "  $ koinon admin status         how the cluster is\n"
         "  $ koinon down                 stop it; the data stays",
         epilog="Exit codes: 0 done, 1 not found or a condition that did not hold, 2 wrong usage or "
-        "input, 3 not available or of unknown fate, 130 interrupted.",
+        "input, 3 not available or of unknown fate, 4 output that cannot be written, 130 "
+        "interrupted.",
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -103,7 +112,10 @@ def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
     )
     app.callback()(root)
     for module in modules:
-        import_module(module).add_to(app)
+        added = import_module(module).root
+        app.registered_commands += added.registered_commands
+        app.registered_groups += added.registered_groups
+    commands.command(app, panel="The cluster", connects=False)(version)
     for name, (_, what) in PASSED_THROUGH.items():
         app.command(
             name,
@@ -116,15 +128,34 @@ def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
     return app
 
 
-def command_line() -> typer.Typer:
+def command_line() -> Callable[[], NoReturn]:
     """Return what runs the command that this process was started with."""
-    protect_streams()
+    protect_streams(drop_messages=True)
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PASSED_THROUGH:
         _become(PASSED_THROUGH[arguments[0]][0], arguments[1:])
     called = arguments[0] if arguments else ""
     only = [module for module, commands in MODULES.items() if called in commands]
-    return make_app(only or MODULES)
+    return partial(run, make_app(only or MODULES))
+
+
+def run(app: typer.Typer) -> NoReturn:
+    """Run the command and end the process. A command that fails has its own exit code, even if its
+    output fails as well; one that did its work ends with another where the output failed.
+    """
+    code: Any = 0
+    try:
+        app(prog_name="koinon")
+    except SystemExit as ended:
+        code = ended.code
+    except OutputError as error:
+        sys.exit(output.tell_unprinted(error))
+    try:
+        flush()
+    except OutputError as error:
+        unprinted = output.tell_unprinted(error)
+        code = code or unprinted
+    sys.exit(code)
 
 
 def _become(module: str, arguments: list[str]) -> None:
@@ -133,4 +164,5 @@ def _become(module: str, arguments: list[str]) -> None:
 
     if missing := missing_for_servers():
         sys.exit(f"koinon: the servers need {', '.join(missing)}: pip install 'koinon[server]'")
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    command = module_command(module, *arguments)
+    os.execv(command[0], command)

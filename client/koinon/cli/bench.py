@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import Session, command
+from koinon.cli.console.command import Session, command
+from koinon.cli.console.reply import Column, Reply, Table
+from koinon.operate.wording import count
 
+if TYPE_CHECKING:
+    from koinon.cli.benchmark import Report
+
+root = typer.Typer()
 STEP_NAMES = {
     "put_many": "durable put, batches",
     "get_many_1000": "get, batches of 1,000",
@@ -22,6 +28,7 @@ STEP_NAMES = {
 }
 
 
+@command(root, panel="The cluster", examples=["bench", "bench --local --seconds 1"])
 def bench(
     session: Session,
     *,
@@ -29,64 +36,49 @@ def bench(
     local: Annotated[
         bool, typer.Option("--local", help="On a cluster made for it on this machine.")
     ] = False,
-) -> None:
+) -> Reply:
     """Measure what one client process gets out of the cluster.
 
     Writes keys that begin with bench: and deletes them afterwards.
     """
     if not local:
-        _measure(session, session.coordinators, seconds)
-        return
+        return _measured(session, session.coordinators, seconds)
     from koinon.local import LocalCluster
 
     if not session.json:
         output.note("starting a temporary cluster of 3 coordinators and 3 nodes…")
     with LocalCluster() as cluster:
-        _measure(session, cluster.coordinators, seconds)
+        return _measured(session, cluster.coordinators, seconds)
 
 
-def _measure(session: Session, coordinators: str, seconds: float) -> None:
+def _measured(session: Session, coordinators: str, seconds: float) -> Reply:
     from koinon.cli import benchmark
 
     timeout_ms = session.timeout_or(benchmark.TIMEOUT_MS)
     if session.json:
-        output.print_json(benchmark.run(coordinators, seconds, timeout_ms=timeout_ms))
-        return
+        return Reply(benchmark.measure(coordinators, seconds, timeout_ms=timeout_ms))
     with output.console(stderr=True).status("measuring…") as status:
-        report = benchmark.run(
+        report = benchmark.measure(
             coordinators,
             seconds,
             lambda step: status.update(f"{STEP_NAMES.get(step, step)}…"),
             timeout_ms=timeout_ms,
         )
-    _print_report(report)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    shown = output.table("WHAT", ">PER SECOND", ">MEDIAN", ">99 % WITHIN")
-    for step, measure in report["measures"].items():
-        shown.add_row(
-            STEP_NAMES.get(step, step),
-            f"{measure['rows_per_s']:,.0f}",
-            _ms(measure["p50_ms"]),
-            _ms(measure["p99_ms"]),
-        )
-    output.show(shown)
-    output.note(
-        f"{report['keys']:,} keys with values of {report['value_bytes']} bytes "
-        f"on {output.count(report['nodes'], 'node')}; one client process"
+    about = (
+        f"{report.keys:,} keys with values of {report.value_bytes} bytes "
+        f"on {count(report.nodes, 'node')}; one client process"
     )
+    return Reply(report, [_table(report)], notes=[about])
 
 
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ms"
+def _table(report: Report) -> Table:
+    def ms(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f} ms"
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "bench",
-        panel="The cluster",
-        examples=["koinon bench", "koinon bench --local --seconds 1"],
-    )(bench)
+    columns = (
+        Column("WHAT", lambda row: STEP_NAMES.get(row[0], row[0])),
+        Column(">PER SECOND", lambda row: f"{row[1].rows_per_s:,.0f}"),
+        Column(">MEDIAN", lambda row: ms(row[1].p50_ms)),
+        Column(">99 % WITHIN", lambda row: ms(row[1].p99_ms)),
+    )
+    return Table(columns, list(report.measures.items()))

@@ -12,10 +12,9 @@ import statistics
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 from koinon import aio
 from koinon.aio import AsyncClient
@@ -44,26 +43,22 @@ class Measure:
 
 @dataclass(kw_only=True)
 class Report:
-    """The results of ``run``, by the name of the step."""
+    """The results of ``measure``, by the name of the step."""
 
     keys: int = KEYS
     value_bytes: int = VALUE_BYTES
     nodes: int = 0
     measures: dict[str, Measure] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain types, for JSON."""
-        return asdict(self)
 
-
-def run(
+def measure(
     coordinators: str | Sequence[str],
     seconds: float = 3.0,
     progress: Callable[[str], None] = lambda _step: None,
     *,
     timeout_ms: int = TIMEOUT_MS,
-) -> dict[str, Any]:
-    """Measure for about ``seconds`` a step; return ``Report.as_dict()``.
+) -> Report:
+    """Measure for about ``seconds`` a step.
 
     Args:
         progress: called with the name of each of the ``STEPS`` steps before it.
@@ -77,7 +72,7 @@ def run(
             _run_steps(client, connect_async, keys, seconds, progress, report)
         finally:
             client.delete_many(keys)
-    return report.as_dict()
+    return report
 
 
 def _run_steps(

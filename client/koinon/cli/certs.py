@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from koinon.certs import authority as authorities
-from koinon.certs import files, inspection
+from koinon.certs import identity_files as files
+from koinon.certs import inspection
 from koinon.certs.authority import Authority, Identity, set_trust, trusted_by
-from koinon.certs.errors import CertificateError
-from koinon.certs.inspection import CertificateView, FileView, Report
-from koinon.cli.console import output
+from koinon.certs.certificate_error import CertificateError
+from koinon.certs.inspection import CertificateView, Report
+from koinon.cli.console.command import NOT_FOUND, Session, command
 from koinon.cli.console.help import Group
-from koinon.cli.console.session import NOT_FOUND, Body, Session, command
+from koinon.cli.console.reply import Block, Column, Reply, Table, facts, remark
+from koinon.operate.json_form import HIDDEN
+from koinon.operate.views import view
+from koinon.operate.wording import count
 from koinon_proto.contract.access import ROOT
 from koinon_proto.security.names import Kind
 
@@ -72,15 +77,74 @@ Hosts = Annotated[
         "given several times, with one NAME.",
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE|DIR",
-        help="Where to write: a directory, or a file (*.pem) for one NAME. By default beside the "
-        "authority.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateAnswer:
+    """A certificate, without its key."""
+
+    who: str | None
+    subject: str
+    issuer: str
+    names: tuple[str, ...]
+    serial: str
+    issued_at_s: int
+    expires_at_s: int
+    days_left: int
+    sha256: str
+    issued: datetime = field(metadata=HIDDEN)
+    expires: datetime = field(metadata=HIDDEN)
+
+
+def _certificate(seen: CertificateView) -> CertificateAnswer:
+    return view(
+        CertificateAnswer,
+        seen,
+        who=seen.who or None,
+        names=tuple(seen.alternative_names),
+        issued_at_s=int(seen.issued.timestamp()),
+        expires_at_s=int(seen.expires.timestamp()),
+        sha256=seen.fingerprint,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileAnswer:
+    """An identity file; a ca.pem has only ``trusted``."""
+
+    path: str
+    private_key: bool
+    certificate: CertificateAnswer | None
+    trusted: list[CertificateAnswer]
+
+
+def _file(path: Path) -> FileAnswer:
+    seen = inspection.view_file(path, now=_now())
+    return FileAnswer(
+        path=str(seen.path),
+        private_key=seen.has_key,
+        certificate=_certificate(seen.own) if seen.own is not None else None,
+        trusted=[_certificate(each) for each in seen.authorities],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemAnswer:
+    """A thing that is wrong with a file."""
+
+    fault: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedFile:
+    """A file that was checked; the first fields are None where it is no identity file."""
+
+    path: str
+    who: str | None
+    expires_at_s: int | None
+    days_left: int | None
+    problems: list[ProblemAnswer]
 
 
 def _now() -> datetime:
@@ -90,12 +154,15 @@ def _now() -> datetime:
 # --- making --------------------------------------------------------------------------------------
 
 
+@command(
+    app, examples=["certs ca", "certs ca /secure/koinon-ca --days 3652"], panel=MAKE, connects=False
+)
 def ca(
     session: Session,
     directory: Annotated[Path, typer.Argument(metavar="[DIR]")] = DEFAULT_AUTHORITY,
     *,
     days: AuthorityDays = authorities.AUTHORITY_DAYS,
-) -> None:
+) -> Reply:
     """Make a certificate authority: ca.pem and ca.key in a directory that only you can read.
 
     Who has ca.key can be anybody in the cluster: keep the directory on a machine that runs none of
@@ -104,33 +171,42 @@ def ca(
     """
     made = Authority.create(directory, now=_now(), days=days)
     path = directory / authorities.CERTIFICATE_FILE
-    session.say(
+    return Reply(
+        {"ca": str(path), "certificate": _file(path)},
         f"Made an authority in {directory}. It holds until {_day(made.certificate)}.",
-        {"ca": str(path), "certificate": _file_json(inspection.view_file(path, now=_now()))},
     )
 
 
-def _issue(
-    session: Session,
-    identities: list[Identity],
-    place: Path,
-    out: Path | None,
-    days: int,
-    force: bool,
-) -> None:
-    authority = Authority.open(place)
-    paths = _paths_of(identities, out or place)
-    if not force:  # all of them or none
-        for path in paths:
+@dataclass(frozen=True, kw_only=True)
+class Issue:
+    """The options of commands that make identity files."""
+
+    place: Place = DEFAULT_AUTHORITY
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DIR",
+            help="Where to write: a directory, or a file (*.pem) for one NAME. By default beside "
+            "the authority.",
+        ),
+    ] = None
+    days: Days = authorities.IDENTITY_DAYS
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False
+
+    def files_of(self, identities: list[Identity], *notes: str) -> Reply:
+        """Make the files; all of them or, if one exists, none."""
+        authority = Authority.open(self.place)
+        paths = _paths_of(identities, self.out or self.place)
+        for path in () if self.force else paths:
             if path.exists():
                 raise CertificateError(
                     path=str(path),
                     reason="exists: 'koinon certs renew' gives it a new key and certificate, "
                     "--force overwrites it",
                 )
-    for identity, path in zip(identities, paths, strict=True):
-        authority.issue(identity, path, now=_now(), days=days, overwrite=force)
-    _tell_written(session, "made", paths)
+        for identity, path in zip(identities, paths, strict=True):
+            authority.issue(identity, path, now=_now(), days=self.days, overwrite=self.force)
+        return _written("made", paths, *notes)
 
 
 def _paths_of(identities: list[Identity], out: Path) -> list[Path]:
@@ -141,16 +217,16 @@ def _paths_of(identities: list[Identity], out: Path) -> list[Path]:
     return [out]
 
 
-def _tell_written(session: Session, what: str, paths: list[Path]) -> None:
-    views = [inspection.view_file(path, now=_now()) for path in paths]
-    if session.json:
-        output.print_json({what: [_file_json(view) for view in views]})
-        return
-    for view in views:
-        assert view.own is not None
-        output.console().print(
-            f"{view.path}: {view.own.who}, until {view.own.expires:%Y-%m-%d}", markup=False
-        )
+def _written(what: str, paths: list[Path], *notes: str) -> Reply:
+    """Return the list of the files that were written."""
+    found = [_file(path) for path in paths]
+    lines = [
+        f"{file.path}: {file.certificate.who}, until {file.certificate.expires:%Y-%m-%d}"
+        for file in found
+        if file.certificate is not None
+    ]
+    done = f"{count(len(paths), 'file')} {what}, but their list"
+    return Reply({what: found}, lines, done=done, notes=notes)
 
 
 def _servers(kind: Kind, given: list[str], hosts: list[str] | None) -> list[Identity]:
@@ -163,65 +239,81 @@ def _once(given: list[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
+@command(
+    app,
+    examples=["certs coordinator c1 c2 c3", "certs coordinator c1 --out /etc/koinon/c1.pem"],
+    panel=MAKE,
+    connects=False,
+)
 def coordinator(
     session: Session,
     name: Names,
     *,
-    place: Place = DEFAULT_AUTHORITY,
     host: Hosts = None,
-    out: Out = None,
-    days: Days = authorities.IDENTITY_DAYS,
-    force: Force = False,
-) -> None:
+    issue: Issue,
+) -> Reply:
     """Make identity files of coordinators. NAME is what 'koinon coordinator --id' is told."""
-    _issue(session, _servers(Kind.COORDINATOR, name, host), place, out, days, force)
+    return issue.files_of(_servers(Kind.COORDINATOR, name, host))
 
 
+@command(
+    app,
+    examples=["certs node n1 n2 n3", "certs node n1 --host store1.example.com --host 10.0.0.7"],
+    panel=MAKE,
+    connects=False,
+)
 def node(
     session: Session,
     name: Names,
     *,
-    place: Place = DEFAULT_AUTHORITY,
     host: Hosts = None,
-    out: Out = None,
-    days: Days = authorities.IDENTITY_DAYS,
-    force: Force = False,
-) -> None:
+    issue: Issue,
+) -> Reply:
     """Make identity files of nodes. NAME is what 'koinon node --id' is told."""
-    _issue(session, _servers(Kind.NODE, name, host), place, out, days, force)
+    return issue.files_of(_servers(Kind.NODE, name, host))
 
 
+@command(
+    app,
+    examples=["certs user root", "certs user app --days 90 --out app.pem"],
+    panel=MAKE,
+    connects=False,
+)
 def user(
     session: Session,
     name: Names,
     *,
-    place: Place = DEFAULT_AUTHORITY,
-    out: Out = None,
-    days: Days = authorities.IDENTITY_DAYS,
-    force: Force = False,
-) -> None:
+    issue: Issue,
+) -> Reply:
     """Make identity files of users. What a user may do is said by roles; root may do everything."""
     identities = [Identity(kind=Kind.USER, name=each) for each in _once(name)]
-    _issue(session, identities, place, out, days, force)
-    if ROOT in name and not session.json:
-        output.note("root may do everything in the cluster, always: give its file to nobody else")
+    warning = "root may do everything in the cluster, always: give its file to nobody else"
+    return issue.files_of(identities, *[warning] * (ROOT in name))
 
 
+@command(app, examples=["certs client"], panel=MAKE, connects=False)
 def client(
     session: Session,
     *,
-    place: Place = DEFAULT_AUTHORITY,
-    out: Out = None,
-    days: Days = authorities.IDENTITY_DAYS,
-    force: Force = False,
-) -> None:
+    issue: Issue,
+) -> Reply:
     """Make the identity file of programs that show a token: it names no one; one serves all."""
-    _issue(session, [Identity(kind=Kind.CLIENT)], place, out, days, force)
+    return issue.files_of([Identity(kind=Kind.CLIENT)])
 
 
 # --- renewing ------------------------------------------------------------------------------------
 
 
+@command(
+    app,
+    examples=[
+        "certs renew",
+        "certs renew certs/node-n1.pem",
+        "certs renew --days-left 60   (from cron)",
+    ],
+    panel=REPLACE,
+    connects=False,
+)
 def renew(
     session: Session,
     paths: Files = None,
@@ -232,7 +324,7 @@ def renew(
         int | None,
         typer.Option("--days-left", min=0, help="Only those that hold for fewer days than this."),
     ] = None,
-) -> None:
+) -> Reply:
     """Give identity files a new key and a new certificate, with the same names.
 
     Servers and clients that use a file read it again by themselves.
@@ -243,9 +335,7 @@ def renew(
         if left is None or view.own is None or view.own.days_left < left:
             authority.renew(path, now=now, days=days)
             renewed.append(path)
-    if not renewed and not session.json:
-        output.note("nothing to renew")
-    _tell_written(session, "renewed", renewed)
+    return _written("renewed", renewed, *["nothing to renew"] * (not renewed))
 
 
 def _targets(paths: list[Path] | None, place: Path) -> list[Path]:
@@ -258,6 +348,7 @@ def _targets(paths: list[Path] | None, place: Path) -> list[Path]:
         return []
 
 
+@command(app, examples=["certs trust app.pem --ca ca.pem"], panel=REPLACE, connects=False)
 def trust(
     session: Session,
     paths: Annotated[list[Path], typer.Argument(metavar="FILE|DIR")],
@@ -268,7 +359,7 @@ def trust(
             "--ca", metavar="FILE|DIR", help="An authority's ca.pem: its key is not needed."
         ),
     ] = DEFAULT_AUTHORITY,
-) -> None:
+) -> Reply:
     """Let identity files trust exactly the authorities of a ca.pem, and keep key and certificate.
 
     This is how files that are not beside the authority follow 'rotate-ca add' and 'drop'.
@@ -276,16 +367,17 @@ def trust(
     trusted, targets = trusted_by(place), files.identity_files(paths)
     for path in targets:
         set_trust(path, trusted)
-    _tell_written(session, "changed", targets)
+    return _written("changed", targets)
 
 
+@command(rotation, "add", examples=["certs rotate-ca add --ca certs"], connects=False)
 def add_authority(
     session: Session,
     paths: Files = None,
     *,
     place: Place = DEFAULT_AUTHORITY,
     days: AuthorityDays = authorities.AUTHORITY_DAYS,
-) -> None:
+) -> Reply:
     """First step: make a new authority beside the old one, and let identity files trust both.
 
     The old one goes on issuing. The next step is for when every server and every client has its
@@ -298,17 +390,17 @@ def add_authority(
     authority = authority.add_successor(now=_now(), days=days)
     for path in targets:
         set_trust(path, authority.trusted)
-    _tell_written(session, "changed", targets)
-    _tell_next(session, "koinon certs rotate-ca issue")
+    return _written("changed", targets, _next_step("koinon certs rotate-ca issue"))
 
 
+@command(rotation, "issue", examples=["certs rotate-ca issue --ca certs"], connects=False)
 def issue_anew(
     session: Session,
     paths: Files = None,
     *,
     place: Place = DEFAULT_AUTHORITY,
     days: Days = authorities.IDENTITY_DAYS,
-) -> None:
+) -> Reply:
     """Second step: let the new authority issue, and renew identity files by it.
 
     The old one's key is deleted. Files that the new one has issued already stay as they are.
@@ -319,13 +411,13 @@ def issue_anew(
     renewed = [path for path in targets if not authority.has_issued(path)]
     for path in renewed:
         authority.renew(path, now=_now(), days=days)
-    _tell_written(session, "renewed", renewed)
-    _tell_next(session, "koinon certs rotate-ca drop")
+    return _written("renewed", renewed, _next_step("koinon certs rotate-ca drop"))
 
 
+@command(rotation, "drop", examples=["certs rotate-ca drop --ca certs"], connects=False)
 def drop_authority(
     session: Session, paths: Files = None, *, place: Place = DEFAULT_AUTHORITY
-) -> None:
+) -> Reply:
     """Third step: let identity files trust the new authority alone.
 
     A certificate of the old one is refused from then on, so this is for when every server and
@@ -333,59 +425,63 @@ def drop_authority(
     """
     targets = _targets(paths, place)
     Authority.open(place).drop_predecessor(targets)
-    _tell_written(session, "changed", targets)
+    return _written("changed", targets)
 
 
-def _tell_next(session: Session, command_line: str) -> None:
-    if not session.json:
-        output.note(
-            "next, when these files are where they are used, and the same was done with all "
-            f"others ('koinon certs trust', 'renew'): '{command_line}'"
-        )
+def _next_step(command_line: str) -> str:
+    return (
+        "next, when these files are where they are used, and the same was done with all "
+        f"others ('koinon certs trust', 'renew'): '{command_line}'"
+    )
 
 
 # --- looking -------------------------------------------------------------------------------------
 
 
-def show(session: Session, path: Annotated[Path, typer.Argument(metavar="FILE")]) -> None:
+@command(
+    app,
+    examples=["certs show certs/node-n1.pem", "certs show certs/ca.pem --json"],
+    panel=LOOK,
+    connects=False,
+)
+def show(session: Session, path: Annotated[Path, typer.Argument(metavar="FILE")]) -> Reply:
     """Show what an identity file, or a ca.pem, says. It shows nothing of the key."""
-    view = inspection.view_file(path, now=_now())
-    if session.json:
-        output.print_json(_file_json(view))
-        return
-    if view.own is not None:
-        facts = output.table("", "")
-        facts.show_header = False
-        for name, value in _facts(view.own):
-            facts.add_row(f"[dim]{name}[/]", output.escape(value))
-        facts.add_row("[dim]private key[/]", "yes" if view.has_key else "no")
-        output.show(facts)
-        output.console().print()
-    trusted = output.table("TRUSTED AUTHORITY", "SERIAL", "ISSUED", "EXPIRES", ">DAYS LEFT")
-    for each in view.authorities:
-        trusted.add_row(
-            output.escape(each.subject),
-            each.serial,
-            f"{each.issued:%Y-%m-%d}",
-            f"{each.expires:%Y-%m-%d}",
-            f"{each.days_left:,}",
-        )
-    output.show(trusted, expendable=("ISSUED", "SERIAL"))
+    found = _file(path)
+    trusted = Table(TRUSTED, found.trusted)
+    if found.certificate is None:
+        return Reply(found, [trusted])
+    key = "yes" if found.private_key else "no"
+    return Reply(found, [facts({**_facts(found.certificate), "private key": key}), "", trusted])
 
 
-def _facts(view: CertificateView) -> list[tuple[str, str]]:
-    return [
-        ("who", view.who or "nobody of a Koinon cluster"),
-        ("names", ", ".join(view.alternative_names)),
-        ("serial", view.serial),
-        ("issued", f"{view.issued:%Y-%m-%d %H:%M:%S} UTC"),
-        ("expires", f"{view.expires:%Y-%m-%d %H:%M:%S} UTC"),
-        ("days left", f"{view.days_left:,}"),
-        ("issuer", view.issuer),
-        ("SHA-256", view.fingerprint),
-    ]
+TRUSTED = (
+    Column("TRUSTED AUTHORITY", "subject"),
+    Column("SERIAL", "serial", narrow=2),
+    Column("ISSUED", lambda each: f"{each.issued:%Y-%m-%d}", narrow=1),
+    Column("EXPIRES", lambda each: f"{each.expires:%Y-%m-%d}"),
+    Column(">DAYS LEFT", "days_left"),
+)
 
 
+def _facts(seen: CertificateAnswer) -> dict[str, str | None]:
+    return {
+        "who": seen.who or "nobody of a Koinon cluster",
+        "names": ", ".join(seen.names),
+        "serial": seen.serial,
+        "issued": f"{seen.issued:%Y-%m-%d %H:%M:%S} UTC",
+        "expires": f"{seen.expires:%Y-%m-%d %H:%M:%S} UTC",
+        "days left": f"{seen.days_left:,}",
+        "issuer": seen.issuer,
+        "SHA-256": seen.sha256,
+    }
+
+
+@command(
+    app,
+    examples=["certs check certs", "certs check /etc/koinon/n1.pem --days 7 || alert"],
+    panel=LOOK,
+    connects=False,
+)
 def check(
     session: Session,
     paths: Annotated[list[Path], typer.Argument(metavar="FILE|DIR")],
@@ -394,105 +490,43 @@ def check(
         int,
         typer.Option(min=0, max=authorities.DAYS_MAX, help="How soon is too soon to expire."),
     ] = inspection.SOON_DAYS,
-) -> int | None:
+) -> Reply:
     """Check identity files, and in directories all certificates and keys.
 
     Exit code 1 if one has expired or is about to, has another certificate's key, is of no
     authority that it holds, or can be read by others. 2 if a file cannot be read.
     """
     reports = inspection.check_paths(paths, now=_now(), soon_days=days)
-    if session.json:
-        output.print_json(
-            {
-                "ok": not any(report.problems for report in reports),
-                "files": [_report_json(report) for report in reports],
-            }
-        )
-    else:
-        _print_reports(reports)
-    return NOT_FOUND if any(report.problems for report in reports) else None
+    found = [_checked(report) for report in reports]
+    ok = not any(file.problems for file in found)
+    blocks = [line for file in found for line in _lines(file)]
+    return Reply({"ok": ok, "files": found}, blocks, code=0 if ok else NOT_FOUND)
 
 
-def _print_reports(reports: list[Report]) -> None:
-    printer = output.console()
-    for report in reports:
-        own = report.view.own if report.view is not None else None
-        who = output.escape(f" ({own.who or 'nobody'})" if own is not None else "")
-        for problem in report.problems:
-            printer.print(
-                f"[bold red]{output.escape(str(report.path))}{who}:[/] "
-                f"{output.escape(problem.text)}",
-                soft_wrap=True,
-            )
-        if not report.problems:
-            left = f": {own.days_left:,} days left" if own is not None else ": well"
-            printer.print(f"{output.escape(str(report.path))}{who}{left}", soft_wrap=True)
-
-
-# --- for programs --------------------------------------------------------------------------------
-
-
-def _certificate_json(view: CertificateView) -> dict[str, Any]:
-    return {
-        "who": view.who or None,
-        "subject": view.subject,
-        "issuer": view.issuer,
-        "names": list(view.alternative_names),
-        "serial": view.serial,
-        "issued_at_s": int(view.issued.timestamp()),
-        "expires_at_s": int(view.expires.timestamp()),
-        "days_left": view.days_left,
-        "sha256": view.fingerprint,
-    }
-
-
-def _file_json(view: FileView) -> dict[str, Any]:
-    return {
-        "path": str(view.path),
-        "private_key": view.has_key,
-        "certificate": _certificate_json(view.own) if view.own is not None else None,
-        "trusted": [_certificate_json(each) for each in view.authorities],
-    }
-
-
-def _report_json(report: Report) -> dict[str, Any]:
+def _checked(report: Report) -> CheckedFile:
     own = report.view.own if report.view is not None else None
-    return {
-        "path": str(report.path),
-        "who": own.who or None if own is not None else None,
-        "expires_at_s": int(own.expires.timestamp()) if own is not None else None,
-        "days_left": own.days_left if own is not None else None,
-        "problems": [{"fault": each.fault.value, "text": each.text} for each in report.problems],
-    }
+    return CheckedFile(
+        path=str(report.path),
+        who=own.who or None if own is not None else None,
+        expires_at_s=int(own.expires.timestamp()) if own is not None else None,
+        days_left=own.days_left if own is not None else None,
+        problems=[ProblemAnswer(fault=p.fault.value, text=p.text) for p in report.problems],
+    )
+
+
+def _lines(file: CheckedFile) -> list[Block]:
+    who = "" if file.days_left is None else f" ({file.who or 'nobody'})"
+    if file.problems:
+        head = f"{file.path}{who}:"
+        return [remark(head, "bold red", problem.text) for problem in file.problems]
+    left = ": well" if file.days_left is None else f": {file.days_left:,} days left"
+    return [f"{file.path}{who}{left}"]
 
 
 def _day(certificate: Any) -> str:
     return f"{certificate.not_valid_after_utc:%Y-%m-%d}"
 
 
-COMMANDS: dict[str, tuple[Body, str, list[str]]] = {
-    "ca": (ca, MAKE, ["", "/secure/koinon-ca --days 3652"]),
-    "coordinator": (coordinator, MAKE, ["c1 c2 c3", "c1 --out /etc/koinon/c1.pem"]),
-    "node": (node, MAKE, ["n1 n2 n3", "n1 --host store1.example.com --host 10.0.0.7"]),
-    "user": (user, MAKE, ["root", "app --days 90 --out app.pem"]),
-    "client": (client, MAKE, [""]),
-    "show": (show, LOOK, ["certs/node-n1.pem", "certs/ca.pem --json"]),
-    "check": (check, LOOK, ["certs", "/etc/koinon/n1.pem --days 7 || alert"]),
-    "renew": (renew, REPLACE, ["", "certs/node-n1.pem", "--days-left 60   (from cron)"]),
-    "trust": (trust, REPLACE, ["app.pem --ca ca.pem"]),
-}
-"""Commands by name, with their panel and the arguments of their examples."""
-STEPS: dict[str, Body] = {"add": add_authority, "issue": issue_anew, "drop": drop_authority}
-for _name, (_function, _panel, _arguments) in COMMANDS.items():
-    _examples = [f"koinon certs {_name} {text}".rstrip() for text in _arguments]
-    command(app, _name, examples=_examples, panel=_panel, connects=False)(_function)
-for _name, _function in STEPS.items():
-    command(
-        rotation, _name, examples=[f"koinon certs rotate-ca {_name} --ca certs"], connects=False
-    )(_function)
+root = typer.Typer()
 app.add_typer(rotation, name="rotate-ca", rich_help_panel=REPLACE)
-
-
-def add_to(parent: typer.Typer) -> None:
-    """Add the commands."""
-    parent.add_typer(app, name="certs", rich_help_panel="The cluster")
+root.add_typer(app, name="certs", rich_help_panel="The cluster")

@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
+from koinon.cli.console.command import INTERRUPTED, NOT_FOUND, Session, command
+from koinon.cli.console.reply import Column, Reply, Styled, Table
 from koinon.cli.console.signals import StopSignals
-from koinon.cli.operate.admin import print_status, status_json
-from koinon.local.cluster import LocalCluster
-from koinon.local.files import LocalClusterError, running_cluster
+from koinon.cli.console.which_cluster import DATA_VARIABLE, data_directory, default_data_dir
+from koinon.cli.operate.status import status_blocks
+from koinon.local.cluster_files import LocalClusterError, running_cluster
+from koinon.local.local_cluster import LocalCluster
 from koinon.local.processes import ProcessState, state_of, stop_owner
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.judge.answers import StatusAnswer, status_answer
+from koinon.operate.wording import count, duration_text, listed
 from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NodeStatus
 
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
+root = typer.Typer()
 PANEL = "Local cluster"
 FIRST_COORDINATOR_PORT = 7400
 FIRST_NODE_PORT = 7500
@@ -32,38 +37,48 @@ OWNER_STOP_TIMEOUT_S = 20.0
 WATCH_S = 0.5
 FEW_NODES = 3
 
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("is empty: give it a value, or leave the option out")
+    return Path(text)
+
+
 DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data",
-        envvar="KOINON_DATA",
+        envvar=DATA_VARIABLE,
+        parser=_directory,
+        metavar="PATH",
         help="Where it keeps its data (default ~/.local/share/koinon/local).",
     ),
 ]
 
 
-def up(
-    session: Session,
-    *,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Storage nodes (default 3).")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The options for what a local cluster consists of."""
+
+    nodes: Annotated[int | None, typer.Option(min=1, help="Storage nodes (default 3).")] = None
     coordinators: Annotated[
         int | None,
         typer.Option("--coordinators", min=1, help="Coordinators, an odd number (default 3)."),
-    ] = None,
+    ] = None
     replication_factor: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Copies of each partition of a new cluster (default 3, or as many as nodes).",
         ),
-    ] = None,
+    ] = None
     metrics: Annotated[
         bool | None,
         typer.Option(
             "--metrics/--no-metrics",
             help="Serve each process's metrics over HTTP, for Prometheus (default: as last time).",
         ),
-    ] = None,
+    ] = None
     tls: Annotated[
         bool | None,
         typer.Option(
@@ -71,7 +86,7 @@ def up(
             help="Make certificates, and take only who shows one (default: as last time). "
             "'koinon' on this machine then is the user root.",
         ),
-    ] = None,
+    ] = None
     partitioner: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +94,7 @@ def up(
             help="How a new cluster hashes keys: murmur2 (default), md5, or crc16, which clients "
             "of Redis Cluster need.",
         ),
-    ] = None,
+    ] = None
     router: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +103,7 @@ def up(
             "until:2f is 'before the first slash'), tag, first:N or h3:RES. Keys that have it in "
             "common lie together (default: the whole key).",
         ),
-    ] = None,
+    ] = None
     redis_keyspaces: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,7 +112,32 @@ def up(
             help="Give each node a port for clients of Redis in this keyspace, too; may be "
             "repeated (default: as last time).",
         ),
-    ] = None,
+    ] = None
+    resp_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--resp-proxy",
+            help="Have each node of a new cluster serve every key to clients of Redis that know a "
+            "single server (koinon node --resp-proxy); the cluster keeps it.",
+        ),
+    ] = False
+
+
+@command(
+    root,
+    panel=PANEL,
+    connects=False,
+    examples=[
+        "up                      (until Ctrl-C)",
+        "up --detach --nodes 5",
+        "up --data ./mine        (a cluster of its own)",
+        "up --tls                (with certificates)",
+    ],
+)
+def up(
+    session: Session,
+    *,
+    shape: Shape,
     data: DataDir = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
@@ -108,31 +148,29 @@ def up(
     Without --detach it runs until Ctrl-C. The data stays: 'up' on the same directory brings the
     same cluster back, at the same addresses, and starts whichever of its members do not run.
     """
-    directory = data or default_data_dir()
+    directory = data_directory(data)
+    asked = {name.name: getattr(shape, name.name) for name in fields(shape)}
+    asked["redis_keyspaces"] = shape.redis_keyspaces or ()
+    asked["node_flags"] = ["--resp-proxy"] if asked.pop("resp_proxy") else ()
     cluster = LocalCluster(
         directory,
-        nodes=nodes,
-        coordinators=coordinators,
-        replication_factor=replication_factor,
-        partitioner=partitioner,
-        router=router,
         detached=detach,
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,
-        metrics=metrics,
-        tls=tls,
-        redis_keyspaces=redis_keyspaces or (),
+        **asked,
     )
     serving = False
     with StopSignals() as stopping:
         try:
             status = _start(cluster, quiet=session.json)
             serving = True
+            if waiting := cluster.waiting_for_restart:
+                output.note(
+                    f"{listed(waiting)} ran already: metrics and ports for Redis are as "
+                    "asked from the next start on ('koinon down', then 'koinon up')"
+                )
             with stopping.deferred():
-                if session.json:
-                    output.print_json(_up_json(cluster, status))
-                else:
-                    _welcome(cluster, status, detach=detach)
+                _tell_started(session, cluster, status, detach=detach)
                 if not detach:
                     _watch(cluster, stopping)
         except KeyboardInterrupt:
@@ -149,9 +187,7 @@ def up(
 
 def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
     coordinators, nodes = cluster.coordinator_names, cluster.node_names
-    what = (
-        f"{output.count(len(coordinators), 'coordinator')} and {output.count(len(nodes), 'node')}"
-    )
+    what = f"{count(len(coordinators), 'coordinator')} and {count(len(nodes), 'node')}"
     if quiet:
         cluster.start()
         return cluster.wait_ready(READY_TIMEOUT_S)
@@ -164,57 +200,69 @@ def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
     started = [name for name in cluster.names if name not in ran]
     if left := [name for name in known if name not in cluster.names]:
         verb = "has" if len(left) == 1 else "have"
-        output.note(f"{output.listed(left)} {verb} left the cluster for good: not started again")
-    whole = what if set(cluster.names) == set(known) else output.listed(cluster.names)
+        output.note(f"{listed(left)} {verb} left the cluster for good: not started again")
+    whole = what if set(cluster.names) == set(known) else listed(cluster.names)
     if not started:
         output.note(f"{whole} run already")
     else:
-        some = f"{output.listed(started)} (the rest ran already)" if ran else whole
-        output.note(f"started {some} in {output.duration_text(time.monotonic() - began)}")
+        some = f"{listed(started)} (the rest ran already)" if ran else whole
+        output.note(f"started {some} in {duration_text(time.monotonic() - began)}")
     return status
 
 
-def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> None:
-    print_status(status)
-    _warn_of_few_nodes(status)
-    printer = output.console()
-    printer.print()
-    hints = output.table("", "")
-    hints.show_header = False
-    hints.add_row("[dim]data and logs[/]", output.escape(str(cluster.data_dir)))
-    ours = output.escape(shlex.quote(str(cluster.data_dir)))
+def _tell_started(
+    session: Session, cluster: LocalCluster, status: ClusterStatus, *, detach: bool
+) -> None:
+    ended = "the cluster runs" if detach else "the cluster was started and is stopped again"
+    found = status_answer(status)
+    blocks = [
+        *status_blocks(status, found),
+        "",
+        Table(HINTS, _hints(cluster, detach=detach), False),
+    ]
+    reply = Reply(_up_answer(cluster, found), blocks, done=f"{ended}: its status")
+    reply.write(as_json=session.json)
+    if not session.json:
+        _warn_of_few_nodes(status)
+
+
+HINTS = (Column("", lambda row: Styled(row[0], "dim")), Column("", itemgetter(1)))
+
+
+def _hints(cluster: LocalCluster, *, detach: bool) -> list[tuple[str, str]]:
+    """Return how to use the cluster and how to stop it."""
+    ours = shlex.quote(str(cluster.data_dir))
     elsewhere = cluster.data_dir != default_data_dir().resolve()
-    known = not elsewhere or os.environ.get("KOINON_DATA") == str(cluster.data_dir)
+    known = not elsewhere or os.environ.get(DATA_VARIABLE) == str(cluster.data_dir)
     prefix, suffix = ("", "") if known else (f"KOINON_DATA={ours} ", f" --data {ours}")
-    hints.add_row("[dim]shell[/]", f"{prefix}koinon put greeting hello")
-    hints.add_row("", f"{prefix}koinon get greeting")
-    identity = output.escape(cluster.tls_bundle)
+    identity = cluster.tls_bundle
     bundle = f', tls_bundle="{identity}"' if identity else ""
-    hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}"{bundle})')
+    hints = [
+        ("data and logs", str(cluster.data_dir)),
+        ("shell", f"{prefix}koinon put greeting hello"),
+        ("", f"{prefix}koinon get greeting"),
+        ("python", f'koinon.connect("{cluster.coordinators}"{bundle})'),
+    ]
     if identity:
-        directory = output.escape(str(Path(cluster.tls_bundle).parent))
-        hints.add_row("[dim]certificates[/]", f"koinon certs check {directory}")
-    _add_guests(hints, cluster)
-    hints.add_row("[dim]stop[/]", f"koinon down{suffix}" if detach else "Ctrl-C")
-    output.show(hints)
+        hints.append(("certificates", f"koinon certs check {Path(identity).parent}"))
+    return [*hints, *_guests(cluster), ("stop", f"koinon down{suffix}" if detach else "Ctrl-C")]
 
 
-def _add_guests(hints: RichTable, cluster: LocalCluster) -> None:
-    """Add how programs other than ours reach the cluster."""
-    file = output.escape(shlex.quote(cluster.tls_bundle))
+def _guests(cluster: LocalCluster) -> Iterator[tuple[str, str]]:
+    """Yield how programs other than ours reach the cluster."""
+    file = shlex.quote(cluster.tls_bundle)
     redis, web = ("rediss", "https") if cluster.tls_bundle else ("redis", "http")
     options = f" --tls --cacert {file} --cert {file} --key {file}" if cluster.tls_bundle else ""
     for keyspace in (DEFAULT, *cluster.redis_keyspaces):
         names = cluster.node_names
         guests = [a for name in names if (a := cluster.redis_address(name, keyspace))]
-        label = "redis" if keyspace == DEFAULT else f"redis, {keyspace}"
         if guests:
-            hints.add_row(f"[dim]{label}[/]", f"redis-cli -c{options} -u {redis}://{guests[0]}")
-        for address in guests:
-            hints.add_row("", address)
+            label = "redis" if keyspace == DEFAULT else f"redis, {keyspace}"
+            yield label, f"redis-cli -c{options} -u {redis}://{guests[0]}"
+        yield from (("", address) for address in guests)
     metrics = [a for name in cluster.names if (a := cluster.metrics_address(name))]
     for number, address in enumerate(metrics):
-        hints.add_row("" if number else "[dim]metrics[/]", f"{web}://{address}/metrics")
+        yield "" if number else "metrics", f"{web}://{address}/metrics"
 
 
 def _warn_of_few_nodes(status: ClusterStatus) -> None:
@@ -224,37 +272,59 @@ def _warn_of_few_nodes(status: ClusterStatus) -> None:
     copies = table.cluster.replication_factor
     if nodes >= FEW_NODES:
         return
-    each = output.count(copies, "copy").replace("copys", "copies")
+    each = count(copies, "copy")
     lost = "a node that is down takes its partitions along until it returns"
     if copies > 1:
         lost = "while one is down, a second failure may lose what was written meanwhile"
     output.console(stderr=True).print(
-        f"[yellow]Few nodes:[/] {output.count(nodes, 'node')}, {each} of each partition: {lost}. "
+        f"[yellow]Few nodes:[/] {count(nodes, 'node')}, {each} of each partition: {lost}. "
         "Three nodes keep three copies, and survive any one failure.",
         soft_wrap=True,
     )
 
 
-def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
-    return {
-        "data": str(cluster.data_dir),
-        "coordinators": cluster.coordinators,
-        "tls_bundle": cluster.tls_bundle or None,
-        "members": {
-            name: {
-                "address": cluster.address(name),
-                "pid": cluster.pid(name),
-                "metrics": cluster.metrics_address(name),
-                "redis": cluster.redis_address(name),
-                "redis_keyspaces": {
+@dataclass(frozen=True, kw_only=True)
+class MemberAnswer:
+    """One process of the cluster; addresses are '' where it has no such port."""
+
+    address: str
+    pid: int | None
+    metrics: str
+    redis: str
+    redis_keyspaces: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpAnswer:
+    """A local cluster that runs."""
+
+    data: str
+    coordinators: str
+    tls_bundle: str | None
+    members: dict[str, MemberAnswer]
+    status: StatusAnswer
+
+
+def _up_answer(cluster: LocalCluster, status: StatusAnswer) -> UpAnswer:
+    return UpAnswer(
+        data=str(cluster.data_dir),
+        coordinators=cluster.coordinators,
+        tls_bundle=cluster.tls_bundle or None,
+        members={
+            name: MemberAnswer(
+                address=cluster.address(name),
+                pid=cluster.pid(name),
+                metrics=cluster.metrics_address(name),
+                redis=cluster.redis_address(name),
+                redis_keyspaces={
                     keyspace: cluster.redis_address(name, keyspace)
                     for keyspace in cluster.redis_keyspaces
                 },
-            }
+            )
             for name in cluster.names
         },
-        "status": status_json(status),
-    }
+        status=status,
+    )
 
 
 def _watch(cluster: LocalCluster, stopping: StopSignals) -> None:
@@ -273,16 +343,15 @@ def _watch(cluster: LocalCluster, stopping: StopSignals) -> None:
             raise LocalClusterError(reason="every process of the cluster is gone")
 
 
-def down(session: Session, *, data: DataDir = None) -> int | None:
+@command(root, panel=PANEL, connects=False)
+def down(session: Session, *, data: DataDir = None) -> Reply:
     """Stop the local cluster. Its data stays."""
-    directory = data or default_data_dir()
+    directory = data_directory(data)
     running = running_cluster(directory)
     if running is None:
-        if session.json:
-            output.print_json({"data": str(directory), "stopped": []})
-        else:
+        if not session.json:
             output.problem(f"no cluster runs on {directory}")
-        return NOT_FOUND
+        return Reply({"data": str(directory), "stopped": []}, code=NOT_FOUND)
     names = [
         name
         for name, identity in running.processes.items()
@@ -296,25 +365,9 @@ def down(session: Session, *, data: DataDir = None) -> int | None:
             cluster.close()
     elif running.owner is None or not stop_owner(running.owner, OWNER_STOP_TIMEOUT_S):
         raise LocalClusterError(reason=f"the cluster on {directory} belongs to a running program")
-    if session.json:
-        output.print_json({"data": str(directory), "stopped": names})
-    else:
-        output.note(f"stopped {output.listed(names)}; the data stays in {directory}")
-    return None
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(
-        app,
-        "up",
-        panel=PANEL,
-        connects=False,
-        examples=[
-            "koinon up                      (until Ctrl-C)",
-            "koinon up --detach --nodes 5",
-            "koinon up --data ./mine        (a cluster of its own)",
-            "koinon up --tls                (with certificates)",
-        ],
-    )(up)
-    command(app, "down", panel=PANEL, connects=False)(down)
+    return Reply(
+        {"data": str(directory), "stopped": names},
+        f"Stopped {listed(names)}. The data stays in {directory}; 'koinon up' brings the cluster "
+        "back.",
+        done=f"the cluster on {directory} was stopped, but this result",
+    )

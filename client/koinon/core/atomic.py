@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from koinon.core import limits
@@ -105,19 +104,12 @@ class CommitOperation(RowsOperation[CommitReply]):
         self,
         batch: Operations,
         partition_ids: PartitionIds,
+        policy: RetryPolicy,
+        keyspace_id: int = 0,
         *,
         durability: Durability,
-        policy: RetryPolicy,
-        random: Random,
-        keyspace_id: int = 0,
     ) -> None:
-        super().__init__(
-            [batch.routing_key],
-            partition_ids,
-            policy=policy,
-            random=random,
-            keyspace_id=keyspace_id,
-        )
+        super().__init__([batch.routing_key], partition_ids, policy, keyspace_id)
         self.operations = batch.operations
         self.durability = durability
         self.result: BatchResult | None = None

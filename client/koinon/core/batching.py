@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
-from random import Random
 from typing import Any
 
 from koinon.core.exchange import Exchange
@@ -22,7 +21,6 @@ from koinon.core.retry import (
     AT_ONCE,
     RetryAfter,
     RetryPolicy,
-    decide,
     final_error,
 )
 from koinon.core.routing import Router
@@ -36,7 +34,7 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 
-_APART_S = 0.01  # what goes again within so long goes together
+_APART_S = 0.01  # retries due within the same hundredth of a second are sent together
 
 
 class Kind(Enum):
@@ -76,6 +74,8 @@ class PendingOperation(Exchange):
     attempt: int = 0  # refusals since it was sent first, or since its partition had news
     maybe_applied: bool = False  # an attempt of this write had no answer
     last_error: KoinonError | None = None  # why it waits to go again
+    expired: bool = False  # its deadline has passed before it ended
+    waits_in: Deferred | None = None  # while it waits to go again: only this one may resume it
     on_done: Callable[[PendingOperation], None] | None = None
     """Called once, at the end, unless the operation was abandoned before."""
     waiter: Any = None  # the driver's, as are its places among the deadlines
@@ -97,11 +97,23 @@ class PendingOperation(Exchange):
             return True
         return self.retry_unknown and self.if_version is None and not self.update
 
+    def resume(self, deferred: Deferred) -> bool:
+        """End the wait of one attempt; return False if the operation does not wait in it any more:
+        it has ended, or was resumed before and is in a later attempt.
+        """
+        if self.done or self.waits_in is not deferred:
+            return False
+        self.waits_in = None
+        return True
+
     def succeed(self, result: Any) -> None:
-        self.result = result
-        self._end()
+        if not self.done:
+            self.result = result
+            self._end()
 
     def fail(self, error: KoinonError, timed_out_ms: int | None = None) -> None:
+        if self.done:
+            return
         self.error = final_error(
             error,
             write=self.write,
@@ -113,8 +125,7 @@ class PendingOperation(Exchange):
         self._end()
 
     def expire(self) -> None:
-        if self.done:
-            return
+        self.expired = not self.done
         if self.sent:
             self.maybe_applied = self.write
             error: KoinonError = UnknownFateError(reason=f"no answer within {self.timeout_ms} ms")
@@ -174,8 +185,7 @@ class NodeQueue:
             if bytes_left < 0 and batch:
                 break
             queue.popleft()
-            if not single.done:
-                single.sent = True
+            if single.begin_attempt():
                 batch.append(single)
         return batch
 
@@ -199,11 +209,17 @@ Failed = list[tuple[PendingOperation, KoinonError]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deferred:
-    """Operations that wait for news of the table, at the latest for ``again.delay_s``."""
+    """Operations that wait for news of the table, at the latest for ``again.delay_s``. Each knows
+    the one that it waits in, so resuming an older one does nothing.
+    """
 
     singles: list[PendingOperation]
     again: RetryAfter
     revision: int  # of the routing under which they were refused
+
+    def __post_init__(self) -> None:
+        for single in self.singles:
+            single.waits_in = self
 
 
 def settle_singles(
@@ -213,9 +229,8 @@ def settle_singles(
     revision: int,
     router: Router,
     policy: RetryPolicy,
-    random: Random,
 ) -> list[Deferred]:
-    """End what the outcome ends; return the operations that go again, those together that do."""
+    """Settle a batch by its outcome; return the operations to send again, grouped by when."""
     refused: dict[int, KoinonError] = {}
     by_row: dict[int, KoinonError] = {}
     whole: KoinonError | None = None
@@ -243,9 +258,9 @@ def settle_singles(
             error = by_row.get(row)
         if error is not None:
             failed.append((single, error))
-        elif not single.done:
+        else:
             single.succeed(results[row])
-    return _retry_all(failed, len(batch), revision, policy, random)
+    return _retry_all(failed, len(batch), revision, policy)
 
 
 def _denied_alone(
@@ -269,26 +284,27 @@ class _AlongError(NotSentError):
 
 
 def settle_failed(
-    failed: Failed, *, revision: int, router: Router, policy: RetryPolicy, random: Random
+    failed: Failed, *, revision: int, router: Router, policy: RetryPolicy
 ) -> list[Deferred]:
-    """End operations that were sent one by one, under ``revision``, and were not served; return
-    those that go again, those together that do.
+    """Fail or defer operations that were sent one by one, under the routing ``revision``, and not
+    served; return the deferred ones, grouped by the time of their retry.
     """
     router.learn(error for _, error in failed)
-    return _retry_all(failed, 1, revision, policy, random)
+    return _retry_all(failed, 1, revision, policy)
 
 
 def _retry_all(
-    failed: Failed, batch_rows: int, revision: int, policy: RetryPolicy, random: Random
+    failed: Failed, batch_rows: int, revision: int, policy: RetryPolicy
 ) -> list[Deferred]:
-    """Most wait together, for the longest of their delays. Those over a quota do not: they would
-    all come when there is room for a few, and leave the rest of the time unused.
+    """Fail or defer each operation. Deferred operations wait together, for the longest of their
+    delays. Operations over a quota wait apart: together they would come back when there is room for
+    a few, and leave the rest of the time unused.
     """
     again: list[PendingOperation] = []
     apart: dict[tuple[int, float], list[PendingOperation]] = {}
     longest = AT_ONCE
     for single, error in failed:
-        retry = _retry(single, error, batch_rows, policy, random)
+        retry = _retry(single, error, batch_rows, policy)
         if retry is None:
             continue
         if isinstance(error, QuotaExceededError):
@@ -309,9 +325,8 @@ def _retry(
     error: KoinonError,
     batch_rows: int,
     policy: RetryPolicy,
-    random: Random,
 ) -> RetryAfter | None:
-    """Note the error; return when the operation goes again, or end it."""
+    """Note the error on the operation; return when to send it again, or fail it and return None."""
     if single.done:
         return None
     single.sent = False
@@ -322,9 +337,7 @@ def _retry(
         return AT_ONCE
     if not single.write and batch_rows > 1 and isinstance(error, ReplyTooLargeError):
         return AT_ONCE
-    again = decide(
-        error, attempt=single.attempt, idempotent=single.idempotent, policy=policy, random=random
-    )
+    again = policy.decide(error, attempt=single.attempt, idempotent=single.idempotent)
     single.attempt += 1
     if again is None:
         single.fail(error)

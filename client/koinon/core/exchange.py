@@ -12,7 +12,7 @@ from koinon_proto.contract.errors import KoinonError, UnknownFateError
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange:
-    """A command, from its making to the reply, or to what else becomes of it."""
+    """One command and its outcome: a reply, an error, or the end of its time."""
 
     deadline: float  # by the driver's clock
     timeout_ms: int  # what the deadline was made of, for messages
@@ -29,6 +29,15 @@ class Exchange:
     def write(self) -> bool:
         """True if it may change a record."""
         return False
+
+    def begin_attempt(self) -> bool:
+        """Claim the exchange for the request that is about to leave; return False if it must not
+        go along, because it has ended, or because a request for it is under way.
+        """
+        if self.done or self.sent:
+            return False
+        self.sent = True
+        return True
 
     def succeed(self, result: Any) -> None:
         """The reply has come."""
@@ -59,8 +68,9 @@ class PendingMessage(Exchange):
     on_end: Callable[[], None] | None = None
 
     def succeed(self, result: bytes) -> None:
-        self.result = result
-        self.end(None)
+        if not self.done:
+            self.result = result
+            self.end(None)
 
     def expire(self) -> None:
         self.end(UnknownFateError(reason=f"no answer within {self.timeout_ms} ms"))

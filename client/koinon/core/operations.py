@@ -12,14 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from koinon.core.retry import AT_ONCE, RetryAfter, RetryPolicy, decide, final_error
+from koinon.core import limits
+from koinon.core.retry import AT_ONCE, RetryAfter, RetryPolicy, final_error
 from koinon.core.routing import Router, Routing
+from koinon.core.row_chunks import Chunk
 from koinon.types import Durability, Entry
 from koinon_proto.contract.errors import (
-    ConditionFailedError,
     KoinonError,
     PermissionDeniedError,
     QuotaExceededError,
@@ -107,9 +107,7 @@ class RowsOperation(ABC, Generic[Reply]):
         self,
         keys: Sequence[bytes],
         partition_ids: PartitionIds,
-        *,
         policy: RetryPolicy,
-        random: Random,
         keyspace_id: int = 0,
     ) -> None:
         self.keys = keys
@@ -117,7 +115,6 @@ class RowsOperation(ABC, Generic[Reply]):
         self.keyspace_id = keyspace_id
         self.rows_max = len(keys)  # of a call; less after a reply that was too large
         self._policy = policy
-        self._random = random
 
     def route(self, routing: Routing, rows: Rows | None = None, attempt: int = 0) -> list[Call]:
         """Return the calls that carry ``rows`` (None: all) to their owners, in row order."""
@@ -181,7 +178,7 @@ class RowsOperation(ABC, Generic[Reply]):
         for rows, error in failed:
             if isinstance(error, UnknownFateError):
                 self._note_unknown(rows)
-            again = self._decide(call, error)
+            again = self._policy.decide(error, attempt=call.attempt, idempotent=self.idempotent)
             if again is None:
                 self.fail(rows, error)
             elif len(rows):
@@ -193,15 +190,6 @@ class RowsOperation(ABC, Generic[Reply]):
             return None
         rows = np.sort(np.concatenate(retried))
         return self._leftover(call, rows, RetryAfter(delay_s, refresh, not_before_s), last)
-
-    def _decide(self, call: Call, error: KoinonError) -> RetryAfter | None:
-        return decide(
-            error,
-            attempt=call.attempt,
-            idempotent=self.idempotent,
-            policy=self._policy,
-            random=self._random,
-        )
 
     @staticmethod
     def _leftover(call: Call, rows: Rows, again: RetryAfter, error: KoinonError) -> Leftover:
@@ -238,13 +226,12 @@ class ReadRows(RowsOperation[ReadReply]):
         self,
         keys: Sequence[bytes],
         partition_ids: PartitionIds,
+        policy: RetryPolicy,
+        keyspace_id: int = 0,
         *,
         want_entries: bool = False,
-        policy: RetryPolicy,
-        random: Random,
-        keyspace_id: int = 0,
     ) -> None:
-        super().__init__(keys, partition_ids, policy=policy, random=random, keyspace_id=keyspace_id)
+        super().__init__(keys, partition_ids, policy, keyspace_id)
         self.want_entries = want_entries
         self.error: KoinonError | None = None
         self.results: list[Any] = []
@@ -274,36 +261,47 @@ class ReadRows(RowsOperation[ReadReply]):
             )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteOptions:
+    """The options that all rows of one ``*_many`` write share.
+
+    Raises:
+        InvalidArgumentError, TypeError: the time to live or the durability is none.
+    """
+
+    ttl_ms: int | None = None
+    """Of the rows that name no time to live themselves; None: as the keyspace has it."""
+    if_absent: bool = False
+    retry_unknown: bool = False
+    """True if an attempt of unknown fate is repeated."""
+    durability: Durability = "all_in_sync"
+
+    def __post_init__(self) -> None:
+        limits.check_ttl(self.ttl_ms)
+        limits.check_durability(self.durability)
+
+
 class WriteRows(RowsOperation[WriteReply]):
-    """A batch of puts, or of deletes, with the failures of single rows kept. With ``if_absent`` a
-    put whose key has a record leaves it; such a batch may be repeated as well as any other, for
-    what its first attempt has written the second one finds there.
+    """The puts, or the deletes, of one chunk; failures are kept row by row. With ``if_absent`` a
+    put leaves a record that is there. Such a chunk may be repeated like any other: the second
+    attempt finds the records that the first has written, and counts them as present.
     """
 
     write = True
 
     def __init__(
         self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes] | None,
+        chunk: Chunk,
         partition_ids: PartitionIds,
-        *,
-        ttl_ms: int | None = None,
-        ttls: Sequence[int] | None = None,
-        if_absent: bool = False,
-        retry_unknown: bool = False,
-        durability: Durability = "all_in_sync",
         policy: RetryPolicy,
-        random: Random,
         keyspace_id: int = 0,
+        options: WriteOptions = WriteOptions(),
     ) -> None:
-        super().__init__(keys, partition_ids, policy=policy, random=random, keyspace_id=keyspace_id)
-        self.values = values
-        self.ttl_ms = ttl_ms  # of the rows that name none themselves
-        self.ttls = ttls  # by row, 0: it names none; None: no row does
-        self.if_absent = if_absent
-        self.idempotent = retry_unknown
-        self.durability = durability
+        super().__init__(chunk.keys, partition_ids, policy, keyspace_id)
+        self.values = chunk.values  # None: the rows are deleted
+        self.options = options
+        self.idempotent = options.retry_unknown
+        self._ttls = chunk.ttls
         self.absent = 0  # deletes that found no record
         self.present: list[int] = []
         """Rows that found a record, of this operation or of another one."""
@@ -318,9 +316,10 @@ class WriteRows(RowsOperation[WriteReply]):
         """Return the times to live of a call's rows, as a request has them: none, or one for all,
         or one a row; 0 for those that name none.
         """
-        if self.ttls is None:
-            return () if self.ttl_ms is None else (self.ttl_ms,)
-        return [one or self.ttl_ms or 0 for one in pick(self.ttls, call.rows)]
+        ttl_ms = self.options.ttl_ms
+        if self._ttls is None:
+            return () if ttl_ms is None else (ttl_ms,)
+        return [one or ttl_ms or 0 for one in pick(self._ttls, call.rows)]
 
     def _values(self, rows: Rows | None) -> Sequence[bytes] | None:
         if self.values is None or rows is None:
@@ -340,9 +339,6 @@ class WriteRows(RowsOperation[WriteReply]):
         self._maybe_applied.update(rows.tolist())
 
     def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
-        if isinstance(error, ConditionFailedError):  # as nodes say it that know no ``present``
-            self.present += rows.tolist()
-            return
         settled = {
             maybe: final_error(error, write=True, maybe_applied=maybe, timed_out_ms=timed_out_ms)
             for maybe in (False, True)

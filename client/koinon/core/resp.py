@@ -15,6 +15,7 @@ from typing import Any
 
 from koinon.core.batching import Kind, PendingOperation
 from koinon.core.exchange import Command, PendingMessage
+from koinon.core.node_clock import NodeClock
 from koinon.types import Entry
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 
@@ -27,8 +28,6 @@ LEAVING = b"koinon.leaving"
 """The push by which a node says that it is about to stop."""
 
 _PROTOCOL = 2
-_DEFAULT_ALONE = 1
-"""The version before, which names no keyspace; nodes of every build know it."""
 _REFUSAL = "KOINON "
 _NOT_KNOWN = "ERR unknown command"
 _JOINED_BYTES_MAX = 16 * 1024
@@ -37,38 +36,40 @@ _JOINED_BYTES_MAX = 16 * 1024
 _GET = b"*4\r\n$10\r\nKOINON.GET\r\n$%d\r\n%b\r\n%b%b"
 _ENTRY = b"*4\r\n$12\r\nKOINON.ENTRY\r\n$%d\r\n%b\r\n%b%b"
 _EXISTS = b"*4\r\n$13\r\nKOINON.EXISTS\r\n$%d\r\n%b\r\n%b%b"
-_INCREMENT = b"*7\r\n$16\r\nKOINON.INCREMENT\r\n$%d\r\n%b\r\n%b%b%b%b%b"
-_TOUCH = b"*6\r\n$12\r\nKOINON.TOUCH\r\n$%d\r\n%b\r\n%b%b%b%b"
-_GET_OR_PUT = b"*7\r\n$15\r\nKOINON.GETORPUT\r\n$%d\r\n%b\r\n$%d\r\n"
+_INCREMENT = b"*8\r\n$16\r\nKOINON.INCREMENT\r\n$%d\r\n%b\r\n%b%b%b%b%b"
+_TOUCH = b"*7\r\n$12\r\nKOINON.TOUCH\r\n$%d\r\n%b\r\n%b%b%b%b"
+_GET_OR_PUT = b"*8\r\n$15\r\nKOINON.GETORPUT\r\n$%d\r\n%b\r\n$%d\r\n"
 _GET_OR_PUT_OPTIONS = b"\r\n%b%b%b%b"
-_PUT = b"*8\r\n$10\r\nKOINON.PUT\r\n$%d\r\n%b\r\n$%d\r\n"
+_PUT = b"*9\r\n$10\r\nKOINON.PUT\r\n$%d\r\n%b\r\n$%d\r\n"
 _PUT_OPTIONS = b"\r\n%b%b%b%b%b"
-_DELETE = b"*6\r\n$13\r\nKOINON.DELETE\r\n$%d\r\n%b\r\n%b%b%b%b"
+_DELETE = b"*7\r\n$13\r\nKOINON.DELETE\r\n$%d\r\n%b\r\n%b%b%b%b"
 _MESSAGES = {
     command: b"*3\r\n$%d\r\n%b\r\n" % (len(command.value), command.value) for command in Command
 }
+_NONE = b"$0\r\n\r\n"
 _YES_OR_NO = (_DELETE_KIND, _EXISTS_KIND, _TOUCH_KIND)
 _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
 
 def hello(cluster_id: str, keyspace_id: int = DEFAULT_ID, token: str = "") -> bytes:
     """Return the first command of a connection, whose operations are all in this keyspace; its
-    answer is the node's id. A node that does not know that there are keyspaces refuses it.
+    answer is the node's id and its time (``node_clock.of_welcome``).
     """
-    if keyspace_id == DEFAULT_ID:
-        arguments = [_number(_DEFAULT_ALONE), _bulk(cluster_id.encode())]
-    else:
-        arguments = [_number(_PROTOCOL), _bulk(cluster_id.encode()), _number(keyspace_id)]
+    arguments = [_number(_PROTOCOL), _bulk(cluster_id.encode()), _number(keyspace_id)]
     if token:
         arguments.append(_bulk(token.encode()))
     return b"*%d\r\n$12\r\nKOINON.HELLO\r\n%b" % (1 + len(arguments), b"".join(arguments))
 
 
 def command(
-    single: PendingOperation | PendingMessage, table_version: int, request_id: str
+    single: PendingOperation | PendingMessage,
+    table_version: int,
+    request_id: str,
+    clock: NodeClock | None = None,
 ) -> list[bytes]:
     """Return the command of an operation, or of what a message asks for, as buffers to send one
-    after the other: one, or three where the value is so large that it should not be copied.
+    after the other: one, or three where the value is so large that it should not be copied. A write
+    is refused after its deadline by the node's ``clock``, if that is known.
     """
     if type(single) is PendingMessage:  # its message has a table version of its own
         message = single.value
@@ -81,6 +82,8 @@ def command(
         return [_ENTRY % (len(key), key, version, request)]
     if single.kind is _EXISTS_KIND:
         return [_EXISTS % (len(key), key, version, request)]
+    take_by = _NONE if clock is None else _bulk(b"%d" % clock.ms_at(single.deadline))
+    request += take_by
     durability = _DURABILITIES[single.durability]
     if single.update:
         return _update(single, version, durability, request)
@@ -144,7 +147,7 @@ def result_of(single: PendingOperation | PendingMessage, reply: Any) -> Any:  # 
 
 
 def is_not_known(line: str) -> bool:
-    """Return whether the line says that the node's build does not know the command."""
+    """Return whether the line says that the node does not know the command."""
     return line.startswith(_NOT_KNOWN)
 
 

@@ -15,7 +15,7 @@ What an attempt may end with, beside a reply:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from koinon_proto.contract.errors import (
@@ -49,34 +49,6 @@ class RetryAfter:
 AT_ONCE = RetryAfter(delay_s=0.0, refresh=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half. Where
-    the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``;
-    over a quota, whatever that asks for, below ``quota_s_max``.
-    """
-
-    first_s: float = 0.02
-    max_s: float = 0.5
-    changing_hands_s_max: float = 0.1
-    quota_s_max: float = 1.0
-
-    def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
-        most_s = min(self.max_s, self.changing_hands_s_max) if changing_hands else self.max_s
-        return self._jittered_s(attempt, most_s, random)
-
-    def over_quota_s(self, not_before_s: float, attempt: int, random: Random) -> float:
-        """Return how long to wait where a quota asks for ``not_before_s``."""
-        wanted_s = not_before_s + self._jittered_s(attempt, self.quota_s_max, random)
-        if wanted_s <= self.quota_s_max:
-            return wanted_s
-        return self.quota_s_max * random.uniform(0.5, 1.0)
-
-    def _jittered_s(self, attempt: int, most_s: float, random: Random) -> float:
-        ceiling = min(most_s, self.first_s * (1 << min(attempt, 16)))
-        return ceiling * random.uniform(0.5, 1.0)
-
-
 _CHANGING_HANDS = (
     LeaseExpiredError,
     NotPrimaryError,
@@ -90,30 +62,51 @@ _ENDS_AS_IT_IS = (ClusterNotReadyError, QuotaExceededError, ResourceExhaustedErr
 """Those that an operation ends with, as they are, when its deadline passes."""
 
 
-def decide(
-    error: KoinonError,
-    *,
-    attempt: int,
-    idempotent: bool,
-    policy: RetryPolicy,
-    random: Random,
-) -> RetryAfter | None:
-    """Return when to try again; None: the error is final.
-
-    ``idempotent`` says that an attempt of unknown fate may be repeated: true of reads, and of
-    unconditional writes whose caller opted in.
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half. Where
+    the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``;
+    over a quota, whatever that asks for, below ``quota_s_max``. The jitter is ``random``'s.
     """
-    unknown = isinstance(error, UnknownFateError)
-    moved = isinstance(error, WrongClusterError)  # the table names an address that others use now
-    if not error.retriable and not moved and not (unknown and idempotent):
-        return None
-    if isinstance(error, QuotaExceededError):
-        not_before_s = error.retry_after_ms / 1000
-        delay_s = policy.over_quota_s(not_before_s, attempt, random)
-        return RetryAfter(delay_s, refresh=False, not_before_s=not_before_s)
-    lost = unknown or moved or isinstance(error, NotSentError)
-    delay_s = policy.backoff_s(attempt, random, changing_hands=isinstance(error, _CHANGING_HANDS))
-    return RetryAfter(delay_s, refresh=error.stale_table or lost)
+
+    first_s: float = 0.02
+    max_s: float = 0.5
+    changing_hands_s_max: float = 0.1
+    quota_s_max: float = 1.0
+    random: Random = field(default_factory=Random, repr=False, compare=False)
+
+    def backoff_s(self, attempt: int, *, changing_hands: bool = False) -> float:
+        most_s = min(self.max_s, self.changing_hands_s_max) if changing_hands else self.max_s
+        return self._jittered_s(attempt, most_s)
+
+    def over_quota_s(self, not_before_s: float, attempt: int) -> float:
+        """Return how long to wait where a quota asks for ``not_before_s``."""
+        wanted_s = not_before_s + self._jittered_s(attempt, self.quota_s_max)
+        if wanted_s <= self.quota_s_max:
+            return wanted_s
+        return self.quota_s_max * self.random.uniform(0.5, 1.0)
+
+    def _jittered_s(self, attempt: int, most_s: float) -> float:
+        ceiling = min(most_s, self.first_s * (1 << min(attempt, 16)))
+        return ceiling * self.random.uniform(0.5, 1.0)
+
+    def decide(self, error: KoinonError, *, attempt: int, idempotent: bool) -> RetryAfter | None:
+        """Return when to try again; None: the error is final.
+
+        ``idempotent`` says that an attempt of unknown fate may be repeated: true of reads, and of
+        unconditional writes whose caller opted in.
+        """
+        unknown = isinstance(error, UnknownFateError)
+        moved = isinstance(error, WrongClusterError)  # others use an address of the table now
+        if not error.retriable and not moved and not (unknown and idempotent):
+            return None
+        if isinstance(error, QuotaExceededError):
+            not_before_s = error.retry_after_ms / 1000
+            delay_s = self.over_quota_s(not_before_s, attempt)
+            return RetryAfter(delay_s, refresh=False, not_before_s=not_before_s)
+        lost = unknown or moved or isinstance(error, NotSentError)
+        delay_s = self.backoff_s(attempt, changing_hands=isinstance(error, _CHANGING_HANDS))
+        return RetryAfter(delay_s, refresh=error.stale_table or lost)
 
 
 def final_error(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -37,9 +37,9 @@ class Chunk:
     ttls: Sequence[int] | None
     """In milliseconds, 0: the row names none; None: no row does."""
     key_set: frozenset[bytes] | set[bytes]
-    row_of: Sequence[int] | None
+    row_of: Sequence[int] | None = None
     """The row (in the chunk) of each entry, if keys were repeated; None: entry i is row i."""
-    superseded: dict[bytes, list[int]] | None
+    superseded: dict[bytes, list[int]] | None = None
     """The earlier rows of each key that was repeated; None if none was."""
 
     def rows_of(self, entry: int) -> list[int]:
@@ -130,7 +130,7 @@ def put_chunks(
         values = check_values(value_column, max_value_bytes, first_row)
         ttls = check_ttls(ttl_column, first_row)
         for a, b in _bounds(keys, values, rows_max, bytes_max):  # a piece may be far larger
-            yield _chunk(first_row + a, keys[a:b], values[a:b], ttls and ttls[a:b])
+            yield chunk_of(first_row + a, keys[a:b], values[a:b], ttls and ttls[a:b])
         first_row += len(rows)
 
 
@@ -140,7 +140,7 @@ def delete_chunks(keys: Iterable[BytesLike], *, rows_max: int) -> Iterator[Chunk
         check_keys(keys)
     source, first_row = iter(keys), 0
     while chunk := tuple(islice(source, rows_max)):
-        yield _chunk(first_row, check_keys(chunk, first_row), None, None)
+        yield chunk_of(first_row, check_keys(chunk, first_row), None, None)
         first_row += len(chunk)
 
 
@@ -202,37 +202,30 @@ def _bounds(
         a = b
 
 
-def _chunk(
+def chunk_of(
     first_row: int,
     keys: Sequence[bytes],
     values: Sequence[bytes] | None,
-    ttls: Sequence[int] | None,
+    ttls: Sequence[int] | None = None,
 ) -> Chunk:
+    """Return checked columns as a chunk: of rows with the same key only the last is left."""
     key_set = set(keys)
+    whole = Chunk(
+        first_row=first_row, rows=len(keys), keys=keys, values=values, ttls=ttls, key_set=key_set
+    )
     if len(key_set) == len(keys):
-        return Chunk(
-            first_row=first_row,
-            rows=len(keys),
-            keys=keys,
-            values=values,
-            ttls=ttls,
-            key_set=key_set,
-            row_of=None,
-            superseded=None,
-        )
+        return whole
     last = {key: row for row, key in enumerate(keys)}
     superseded: dict[bytes, list[int]] = {}
     for row, key in enumerate(keys):
         if last[key] != row:
             superseded.setdefault(key, []).append(row)
     winners = list(last.values())
-    return Chunk(
-        first_row=first_row,
-        rows=len(keys),
+    return replace(
+        whole,
         keys=list(last),
         values=None if values is None else [values[row] for row in winners],
         ttls=None if ttls is None else [ttls[row] for row in winners],
-        key_set=key_set,
         row_of=winners,
         superseded=superseded,
     )

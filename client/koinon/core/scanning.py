@@ -14,15 +14,41 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from random import Random
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
+from koinon.core import limits
+from koinon.core.retry import RetryAfter, RetryPolicy, final_error
 from koinon.core.routing import Router, Routing
-from koinon.types import Entry
+from koinon.types import BytesLike, Entry
 from koinon_proto.contract.errors import InternalError, KoinonError
 from koinon_proto.partitioner import Partitioner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanQuery:
+    """The arguments of a scan, as its caller gives them."""
+
+    prefix: BytesLike = b""
+    start: BytesLike = b""
+    limit: int | None = None
+    """The most records that the scan returns; None: any number."""
+    reverse: bool = False
+    page_rows: int = 1_000
+    keys_only: bool = False
+
+    def checked(self) -> Self:
+        """Return the same with keys as ``bytes``.
+
+        Raises:
+            InvalidArgumentError, TypeError: an argument is out of bounds, or of another type.
+        """
+        prefix = limits.check_key_part("prefix", self.prefix)
+        start = limits.check_key_part("start", self.start)
+        limits.check_page_rows(self.page_rows)
+        if self.limit is not None:
+            limits.check_positive("limit", self.limit)
+        return replace(self, prefix=prefix, start=start, reverse=bool(self.reverse))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +62,6 @@ class ScanReply:
     expires_at_ms: Sequence[int]
     next: tuple[int, bytes] | None
     refused: dict[int, KoinonError]
-    in_range: bool = True
-    """True if the node knows where a scan is to start, and which way it goes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -131,15 +155,13 @@ class ScanProgress:
     def __init__(
         self,
         partition_ids: Iterable[int],
+        policy: RetryPolicy,
         *,
         keys_only: bool,
-        policy: RetryPolicy,
-        random: Random,
     ) -> None:
         self._partitions = PartitionProgress(partition_ids)
         self._keys_only = keys_only
         self._policy = policy
-        self._random = random
         self._attempt = 0  # failures since the last step
         self.steps = 0
         """The number of pages that brought the scan forward."""
@@ -196,13 +218,7 @@ class ScanProgress:
 
     def _again(self, error: KoinonError) -> RetryAfter:
         self.last_error = error
-        again = decide(
-            error,
-            attempt=self._attempt,
-            idempotent=True,
-            policy=self._policy,
-            random=self._random,
-        )
+        again = self._policy.decide(error, attempt=self._attempt, idempotent=True)
         if again is None:
             raise final_error(error, write=False, maybe_applied=False)
         self._attempt += 1

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from koinon.driver.client_api import awaitable
 from koinon.types import BatchResult, BytesLike, Durability
 from koinon_proto.contract.errors import InvalidArgumentError
 
@@ -60,16 +61,13 @@ class BatchBuilder:
         self._operations.increment(key, by, ttl_ms)
         return self
 
-    def _commit(self, durability: Durability, timeout_ms: int | None) -> Any:
-        """Return the client's work; a batch has one commit, since what became of it may be unknown.
+    def _begin_commit(self, durability: Durability, timeout_ms: int | None) -> Any:
+        """Begin the commit. A batch is committed once at most, since the fate of a commit may be
+        unknown.
 
         Raises:
             InvalidArgumentError: it has no operations, or was committed before.
         """
-        with self._client._engine.observing.call("batch", len(self)):
-            return self._begin(durability, timeout_ms)
-
-    def _begin(self, durability: Durability, timeout_ms: int | None) -> Any:
         if self._committed:
             raise InvalidArgumentError(
                 field="batch", reason="was committed before: make a new one, after a look"
@@ -101,18 +99,13 @@ class Batch(BatchBuilder):
             UnknownFateError: it was sent, and no answer came: all of it was written, or nothing.
                 It is never repeated.
             UnavailableError: the deadline passed; nothing was written.
-            UnsupportedVersionError: the node is of a build that knows no atomic batches.
         """
-        result: BatchResult = self._commit(durability, timeout_ms)
+        with self._client._engine.observing.call("batch", len(self)):
+            result: BatchResult = self._begin_commit(durability, timeout_ms)
         return result
 
 
 class AsyncBatch(BatchBuilder):
     """An atomic batch of the asyncio client; see :class:`BatchBuilder`."""
 
-    def commit(
-        self, *, durability: Durability = "all_in_sync", timeout_ms: int | None = None
-    ) -> Coroutine[Any, Any, BatchResult]:
-        """Write all of it in one step, or nothing; as :meth:`Batch.commit`."""
-        work: Coroutine[Any, Any, BatchResult] = self._commit(durability, timeout_ms)
-        return work
+    commit = awaitable(Batch.commit)

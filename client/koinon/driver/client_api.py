@@ -1,22 +1,35 @@
 """The operations that both clients have: their arguments, types and texts, written once.
 
-A face says in ``_run``, ``_run_single`` and ``_load`` how work is waited for: the blocking client
-returns its result, and the asyncio client what is to be awaited. ``awaitable`` gives a method the
-type that it has there.
+A face says in ``_run``, ``_run_single``, ``_load`` and ``_scan`` how work is waited for: the
+blocking client returns its result, and the asyncio client an awaitable or an iterator.
+``awaitable`` and ``async_iterable`` give a method the type that it has there.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from koinon.core.batching import Kind, PendingOperation
+from koinon.core.feeds import ChangeBatch
+from koinon.core.operations import WriteOptions
 from koinon.core.row_chunks import Chunk
+from koinon.core.scanning import ScanQuery
 from koinon.core.target import Target
+from koinon.driver.change_feed import ChangeFeed, FeedQuery, Since
 from koinon.driver.engine import Engine
-from koinon.driver.scans import Pages
+from koinon.driver.scan_pages import Pages
+from koinon.driver.writes import Load
 from koinon.types import BytesLike, Durability, Entry, Row, WriteResult
 
 if TYPE_CHECKING:
@@ -32,6 +45,17 @@ class InKeyspace:
 
     _engine: Engine
 
+    def __reduce_ex__(self, _protocol: object) -> NoReturn:
+        """Refuse to be pickled or copied: a copy would share the connections, and close them.
+
+        Raises:
+            TypeError
+        """
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied, since it holds connections: "
+            "share it between threads or tasks, and connect anew in other processes"
+        )
+
     @property
     def _target(self) -> Target:
         """The keyspace of the operations."""
@@ -41,11 +65,20 @@ class InKeyspace:
         """Return an operation, ready to be run; ``options`` are those of the engine's."""
         return self._engine.singles.make(self._target, kind, key, **options)
 
-    def _pages(self, **options: Any) -> Pages:
-        """Return the pages of a scan; ``options`` are those of ``Pages``."""
+    def _open_pages(self, query: ScanQuery, timeout_ms: int | None) -> Pages:
+        """Return the pages of a scan."""
         with self._engine.observing.call("scan"):
             self._engine.routing()  # in a forked child the engine stands from here on
-            return Pages(self._engine, self._target, **options)
+            return Pages(self._engine, self._target, query, timeout_ms)
+
+    def _open_feed(self, query: FeedQuery, timeout_ms: int | None) -> ChangeFeed:
+        """Return a change feed."""
+        self._engine.routing()
+        return ChangeFeed(self._engine, self._target, query, timeout_ms)
+
+    def _retries_unknown(self, asked: bool | None) -> bool:
+        """Return whether attempts of unknown fate are repeated: the client's default for None."""
+        return self._engine.options.retry_unknown if asked is None else asked
 
 
 class InOpenedKeyspace(InKeyspace):
@@ -80,8 +113,18 @@ class ClientApi(InKeyspace, ABC):
         """Submit an operation and wait for its result."""
 
     @abstractmethod
-    def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
-        """Write the chunks; ``options`` are those of ``Load``."""
+    def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
+        """Write the chunks."""
+
+    @abstractmethod
+    def _scan(self, open_pages: Callable[[], Pages]) -> Iterator[Entry]:
+        """Yield the records of the pages that ``open_pages`` returns. The asyncio client opens them
+        with the first record that is asked for, on the loop on which it is.
+        """
+
+    @abstractmethod
+    def _changes(self, open_feed: Callable[[], ChangeFeed]) -> Iterator[ChangeBatch]:
+        """Yield the batches of the feed that ``open_feed`` returns; end it after the last."""
 
     # --- single records -------------------------------------------------------------------------
 
@@ -197,7 +240,6 @@ class ClientApi(InKeyspace, ABC):
             NotANumberError, NumberOverflowError: nothing was written.
             UnknownFateError: it was sent, and no answer came; it may have been counted.
             UnavailableError: the deadline passed; it was not counted.
-            UnsupportedVersionError: the node is of a build that knows no updates.
         """
         total: int = self._run_single(
             self._single(
@@ -305,15 +347,15 @@ class ClientApi(InKeyspace, ABC):
             InvalidArgumentError, TypeError: a row is bad; the error names it. Nothing is sent if
                 the input has a length; of an iterator, rows before it may have been written.
         """
-        return self._load(
-            self._engine.rows.put_chunks(self._target, items),
-            operation="put_many",
+        chunks = self._engine.rows.put_chunks(self._target, items)
+        options = WriteOptions(
             ttl_ms=ttl_ms,
             if_absent=if_absent,
-            timeout_ms=timeout_ms,
-            retry_unknown=retry_unknown,
+            retry_unknown=self._retries_unknown(retry_unknown),
             durability=durability,
         )
+        load = Load(self._engine, self._target, "put_many", options, timeout_ms)
+        return self._load(load, chunks)
 
     def delete_many(
         self,
@@ -324,13 +366,80 @@ class ClientApi(InKeyspace, ABC):
         timeout_ms: int | None = None,
     ) -> WriteResult:
         """Delete any number of records; as :meth:`put_many`. ``absent`` counts those not found."""
-        return self._load(
-            self._engine.rows.delete_chunks(keys),
-            operation="delete_many",
-            timeout_ms=timeout_ms,
-            retry_unknown=retry_unknown,
-            durability=durability,
+        chunks = self._engine.rows.delete_chunks(keys)
+        options = WriteOptions(
+            retry_unknown=self._retries_unknown(retry_unknown), durability=durability
         )
+        load = Load(self._engine, self._target, "delete_many", options, timeout_ms)
+        return self._load(load, chunks)
+
+    def scan(
+        self,
+        *,
+        prefix: BytesLike = b"",
+        start: BytesLike = b"",
+        limit: int | None = None,
+        reverse: bool = False,
+        page_rows: int = 1_000,
+        keys_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Iterator[Entry]:
+        """Yield the records whose keys begin with ``prefix``, a page at a time.
+
+        Records come partition by partition, by key inside each; not in order over all. Where the
+        prefix holds what the keyspace's router takes of a key (``city/`` with ``until:2f``), one
+        partition is asked, and all come in order. Every record that is there throughout is yielded
+        once; what is written meanwhile may be missed.
+
+        Args:
+            start: only records with this key or a greater one; with ``reverse`` a lesser one.
+            limit: at most so many records, of the partitions that happen to come first.
+            reverse: inside each partition the keys descend.
+            page_rows: records that are fetched at a time.
+            keys_only: the values are empty.
+            timeout_ms: bounds each page.
+        """
+        query = ScanQuery(
+            prefix=prefix,
+            start=start,
+            limit=limit,
+            reverse=reverse,
+            page_rows=page_rows,
+            keys_only=keys_only,
+        )
+        return self._scan(lambda: self._open_pages(query, timeout_ms))
+
+    def changes(
+        self,
+        *,
+        prefix: BytesLike = b"",
+        since: Since = None,
+        keys_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Iterator[ChangeBatch]:
+        """Yield what is written to keys that begin with ``prefix``, in batches, without end. An
+        empty batch comes after a second without a change.
+
+        Only what is durable on every in-sync replica is told, so no failover takes it back. Of each
+        key, versions rise, and the newest is never left out; older ones may be. A change may come
+        twice, after a failover say. docs/feed.md says how to write a consumer.
+
+        Args:
+            since: ``positions`` of an earlier batch, or their text: all that came after. None:
+                every record that there is, then what changes. ``"now"``: only what changes.
+            keys_only: the values of what was put are empty.
+            timeout_ms: how long a partition may be out of reach before the feed ends; by default a
+                minute.
+
+        Raises:
+            SnapshotNeededError, HistoryBranchedError: a partition cannot go on from its position:
+                leave it out of ``since`` (``positions.without``) to begin it anew.
+            WrongClusterError, InvalidArgumentError: ``since`` is of another cluster or keyspace.
+            PermissionDeniedError: the caller may not ``feed`` all keys with this prefix.
+            UnavailableError: a partition was not served for the timeout.
+        """
+        query = FeedQuery(prefix=prefix, since=since, keys_only=keys_only)
+        return self._changes(lambda: self._open_feed(query, timeout_ms))
 
     def cluster_status(self, *, timeout_ms: int | None = None) -> ClusterStatus:
         """Return the coordinators' view of the cluster, the leader's if there is one."""
@@ -350,6 +459,22 @@ def awaitable(
         work: Any = method(face, *args, **kwargs)
         result: T = await work
         return result
+
+    return call
+
+
+def async_iterable(
+    method: Callable[Concatenate[Any, P], Iterator[T]],
+) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
+    """Return a method of ``ClientApi`` for a client whose ``_scan`` returns asynchronous iterators:
+    a function of the same arguments and text.
+    """
+
+    @functools.wraps(method)
+    def call(face: Any, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        entries: Any = method(face, *args, **kwargs)
+        found: AsyncIterator[T] = entries
+        return found
 
     return call
 

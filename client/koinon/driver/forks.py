@@ -4,7 +4,7 @@ gRPC's core runs on threads, which a fork does not take along: in the child of a
 used it, it sends nothing and waits for ever. Worse, what it holds must not even be freed there: the
 child would take the parent's connections out of the set of descriptors on which both wait. So what
 was open at a fork is never freed in the child, and the child's own channels do without the core
-(``koinon.driver.http2``).
+(``koinon.driver.rpc.http2``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 _THREADS = ("grpc_", "event_engine")  # what the core's threads call themselves, once they run
-_IMPORTED_LATER = ("koinon.driver.http2", "koinon_proto.key_columns")
+_IMPORTED_LATER = ("koinon.driver.rpc.http2", "koinon_proto.key_columns")
 """Modules that clients import only when they need them, NumPy with them."""
 
 _holders: WeakSet[object] = WeakSet()  # of channels and calls

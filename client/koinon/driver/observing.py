@@ -60,7 +60,7 @@ class Observing:
 
     @contextmanager
     def call(self, name: str, rows: int = 0) -> Iterator[None]:
-        """Observe a call as far as no operation inside has told of its end."""
+        """Report a call that fails, unless an operation inside it has been reported already."""
         if self._observer is None:
             yield
             return

@@ -98,12 +98,33 @@ def metadata() -> Metadata:
     return (_current.get() or RequestId()).metadata()
 
 
-class _Adding(grpc.UnaryUnaryClientInterceptor):
+class _Adding(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    """Adds to calls of every kind: gRPC passes by an interceptor that lacks a call's kind, and the
+    call then carries no token.
+    """
+
     def __init__(self, more: Metadata) -> None:
         self._more = more
 
+    def _added(self, details: Any) -> Any:
+        return details._replace(metadata=(*metadata(), *self._more))
+
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(details._replace(metadata=(*metadata(), *self._more)), request)
+        return continuation(self._added(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return continuation(self._added(details), request)
+
+    def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(self._added(details), requests)
+
+    def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return continuation(self._added(details), requests)
 
 
 def naming(channel: grpc.Channel, more: Metadata = ()) -> grpc.Channel:

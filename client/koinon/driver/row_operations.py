@@ -7,45 +7,48 @@ methods run on the engine's loop, unless they say otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from koinon.core import limits
 from koinon.core.atomic import CommitOperation, Operations
-from koinon.core.exchange import Command, PendingMessage
-from koinon.core.operations import (
-    Call,
-    ReadReply,
-    ReadRows,
-    RowsOperation,
-    WriteRows,
-    attempt_timeout_s,
-)
+from koinon.core.operations import Call, ReadRows, RowsOperation, WriteRows
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.core.target import Target
 from koinon.driver import request_ids
-from koinon.driver.messages import commit_request, read_request, write_request
-from koinon.driver.node_link import read_reply
-from koinon.driver.resp.messages import reply_of
+from koinon.driver.cluster_access import ClusterAccess
+from koinon.driver.node_requests import (
+    COMMIT,
+    READ,
+    WRITE,
+    NodeRequests,
+    RespLinkOf,
+    outcome_as,
+)
+from koinon.driver.rpc.kv_messages import (
+    commit_reply,
+    commit_request,
+    read_reply,
+    read_request,
+    write_reply,
+    write_request,
+)
 from koinon.types import BatchResult, BytesLike, Durability, Row
-from koinon_proto.contract.errors import KoinonError, NotSentError
 from koinon_proto.contract.table import MAX_BATCH_ROWS
-from koinon_proto.v1 import kv_pb2
-
-if TYPE_CHECKING:
-    from koinon.driver.engine import Engine
 
 
 class RowOperations:
-    """Reads, writes and atomic batches of many rows over one engine. It keeps no state."""
+    """Reads, writes and atomic batches of many rows of one client. It keeps no state."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, access: ClusterAccess, resp_link: RespLinkOf) -> None:
+        self._access = access
+        self.requests = NodeRequests(access, resp_link)
 
     async def run(self, operation: RowsOperation[Any], timeout_ms: int) -> None:
         """Carry out an operation until every row is settled. Raises nothing of its own."""
-        deadline = self._engine.now() + timeout_ms / 1000
-        calls = operation.route(self._engine.routing())
+        deadline = self._access.now() + timeout_ms / 1000
+        calls = operation.route(self._access.routing())
         await self._run_calls(operation, calls, deadline, timeout_ms)
 
     async def _run_calls(
@@ -56,73 +59,43 @@ class RowOperations:
                 await all_of([self._run_calls(operation, [c], deadline, timeout_ms) for c in calls])
                 return
             outcome = await self._attempt(operation, calls[0], deadline)
-            leftover = operation.settle(calls[0], outcome, self._engine.router)
-            self._engine.wake_on_news(calls[0].revision)
+            leftover = operation.settle(calls[0], outcome, self._access.router)
+            self._access.wake_on_news(calls[0].revision)
             if leftover is None:
                 return
             again, revision = leftover.again, leftover.revision
             partition_ids = operation.partition_ids[leftover.rows]
-            if not await self._engine.wait_for_news(again, revision, deadline, partition_ids):
+            if not await self._access.wait_for_news(again, revision, deadline, partition_ids):
                 operation.fail(leftover.rows, leftover.error, timed_out_ms=timeout_ms)
                 return
-            changed = self._engine.routing().changed_since(partition_ids, revision)
+            changed = self._access.routing().changed_since(partition_ids, revision)
             attempt = 0 if changed else leftover.attempt
-            calls = operation.route(self._engine.routing(), leftover.rows, attempt)
+            calls = operation.route(self._access.routing(), leftover.rows, attempt)
 
     async def _attempt(self, operation: RowsOperation[Any], call: Call, deadline: float) -> Any:
         """Send one call; return the reply or the error."""
         if not call.address:
-            return self._engine.routing().offline(int(call.partition_ids[0]))
-        if isinstance(operation, ReadRows):
-            outcome = await self._ask_by_resp(operation, call, deadline)
-            if outcome is not None:
-                return outcome
-        link = self._engine.link(call.address)
-        if not link.ready():
-            try:
-                async with asyncio.timeout_at(deadline):
-                    connected = await link.connect_soon()
-            except TimeoutError:
-                connected = False
-            if not connected:
-                return link.not_sent()
-        left_s = deadline - self._engine.now()
-        if left_s <= 0:
-            return NotSentError(reason="the deadline passed before the request was sent")
-        timeout_s = attempt_timeout_s(left_s, write=operation.write)
-        self._engine.watch_answers()
-        cluster_id = self._engine.cluster_id
+            return self._access.routing().offline(int(call.partition_ids[0]))
+        cluster_id = self._access.cluster_id
+        request: Any
+        as_reply: Callable[[Any], Any]
         if isinstance(operation, WriteRows):
-            return await link.write(write_request(operation, call, cluster_id), timeout_s)
-        if isinstance(operation, CommitOperation):
-            return await link.commit(commit_request(operation, call, cluster_id), timeout_s)
-        assert isinstance(operation, ReadRows)
-        return await link.read(read_request(operation, call, cluster_id), timeout_s)
-
-    async def _ask_by_resp(
-        self, operation: ReadRows, call: Call, deadline: float
-    ) -> ReadReply | KoinonError | None:
-        """Return what the node answers by RESP; None: it was not asked so."""
-        engine, left_s = self._engine, deadline - self._engine.now()
-        routing = engine.routing()
-        link = engine.singles.resp_link(call.address, operation.keyspace_id, routing)
-        if link is None or left_s <= 0:
-            return None
-        message = PendingMessage(
-            command=Command.GET_MANY,
-            deadline=deadline,
-            timeout_ms=round(left_s * 1000),
-            value=read_request(operation, call, engine.cluster_id).SerializeToString(),
-            request=request_ids.given(),
-        )
-        await link.ask(message, attempt_timeout_s(left_s, write=False))
-        reply = reply_of(message, kv_pb2.BatchGetResponse, call.address)
-        return read_reply(reply) if isinstance(reply, kv_pb2.BatchGetResponse) else reply
+            method, as_reply = WRITE, write_reply
+            request = write_request(operation, call, cluster_id)
+        elif isinstance(operation, CommitOperation):
+            request = commit_request(operation, call, cluster_id)
+            method, as_reply = COMMIT, partial(commit_reply, request)
+        else:
+            assert isinstance(operation, ReadRows)
+            method, as_reply = READ, read_reply
+            request = read_request(operation, call, cluster_id)
+        outcome = await self.requests.send(method, call.address, request, deadline)
+        return outcome_as(as_reply, outcome)
 
     def chunk_rows(self) -> int:
         """Return how many rows of a ``*_many`` call make a full batch for every node."""
-        owners = max(1, len(self._engine.routing().addresses) - 1)
-        return min(MAX_BATCH_ROWS, self._engine.options.batch_rows * owners)
+        owners = max(1, len(self._access.routing().addresses) - 1)
+        return min(MAX_BATCH_ROWS, self._access.options.batch_rows * owners)
 
     async def read(
         self,
@@ -133,24 +106,23 @@ class RowOperations:
         timeout_ms: int | None,
     ) -> list[Any]:
         """Return the values (or entries) of the keys, in their order."""
-        target.settings(self._engine.routing())
-        timeout_ms = self._engine.timeout_ms(timeout_ms)
+        target.settings(self._access.routing())
+        timeout_ms = self._access.timeout_ms(timeout_ms)
         keys = limits.check_keys(keys)
         rows = self.chunk_rows()
         parts = (
             [keys] if len(keys) <= rows else [keys[a : a + rows] for a in range(0, len(keys), rows)]
         )
-        window = asyncio.Semaphore(self._engine.options.batches_in_flight)
+        window = asyncio.Semaphore(self._access.options.batches_in_flight)
 
         async def read_part(part: Sequence[bytes]) -> list[Any]:
             async with window:
                 operation = ReadRows(
                     part,
                     target.partitioner.partitions_of(part),
+                    self._access.policy,
+                    target.keyspace_id,
                     want_entries=want_entries,
-                    policy=self._engine.policy,
-                    random=self._engine.random,
-                    keyspace_id=target.keyspace_id,
                 )
                 if part:
                     await self.run(operation, timeout_ms)
@@ -159,7 +131,7 @@ class RowOperations:
                 return operation.results
 
         name = "get_entries" if want_entries else "get_many"
-        with self._engine.observing.operation(name, len(keys)), request_ids.operation():
+        with self._access.observing.operation(name, len(keys)), request_ids.operation():
             if len(parts) == 1:
                 return await read_part(parts[0])
             return [
@@ -170,7 +142,7 @@ class RowOperations:
 
     def make_batch(self, target: Target, routing_key: BytesLike) -> Operations:
         """Return an atomic batch without operations. From any thread."""
-        limit = target.settings(self._engine.routing()).max_value_bytes
+        limit = target.settings(self._access.routing()).max_value_bytes
         return Operations(routing_key, target.partitioner, limit)
 
     async def commit(
@@ -178,16 +150,15 @@ class RowOperations:
     ) -> BatchResult:
         """Commit an atomic batch."""
         rows = len(batch.operations)
-        with self._engine.observing.operation("batch", rows), request_ids.operation():
-            timeout_ms = self._engine.timeout_ms(timeout_ms)
+        with self._access.observing.operation("batch", rows), request_ids.operation():
+            timeout_ms = self._access.timeout_ms(timeout_ms)
             limits.check_durability(durability)
             operation = CommitOperation(
                 batch,
                 target.partitioner.partitions_of([batch.routing_key]),
+                self._access.policy,
+                target.keyspace_id,
                 durability=durability,
-                policy=self._engine.policy,
-                random=self._engine.random,
-                keyspace_id=target.keyspace_id,
             )
             await self.run(operation, timeout_ms)
             if operation.error is not None:
@@ -204,8 +175,8 @@ class RowOperations:
         return put_chunks(
             items,
             rows_max=self.chunk_rows(),
-            bytes_max=self._engine.options.batch_bytes,
-            max_value_bytes=target.settings(self._engine.routing()).max_value_bytes,
+            bytes_max=self._access.options.batch_bytes,
+            max_value_bytes=target.settings(self._access.routing()).max_value_bytes,
         )
 
     def delete_chunks(self, keys: Iterable[BytesLike]) -> Iterator[Chunk]:

@@ -5,15 +5,18 @@ partition would be hot, and is only read as a sum or a union.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from os.path import commonprefix
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from koinon.core import limits
 from koinon.core.shards import shard_of, shards_of
-from koinon.types import BytesLike
+from koinon.driver.client_api import awaitable
+from koinon.types import BytesLike, WriteResult
 from koinon_proto.contract.errors import InvalidArgumentError, NotANumberError
+
+T = TypeVar("T")
 
 _SEPARATOR: Final = b"/"
 
@@ -79,53 +82,54 @@ class Sharded(Shards):
     it is made of: ``increment``, ``get_many``, ``put``, ``delete_many``, ``scan``.
     """
 
+    def _then(self, work: Any, use: Callable[[Any], T]) -> T:
+        """Return what ``use`` makes of the client's answer."""
+        return use(work)
+
+    def _keys_in(self, scans: Iterator[Any]) -> Any:
+        """Return the keys of all the scans' records."""
+        return [entry.key for entry in chain.from_iterable(scans)]
+
     def increment(self, by: int = 1, *, ttl_ms: int | None = None) -> None:
         """Add to the counter, in a shard that chance chooses."""
-        self._client.increment(self._by_chance(), by, ttl_ms=ttl_ms)
+        return self._then(self._client.increment(self._by_chance(), by, ttl_ms=ttl_ms), _nothing)
 
     def total(self) -> int:
         """Return the counter's sum. It has all that was added before the call; of what is added
         meanwhile it may have a part.
         """
-        return _sum(self._client.get_many(self.keys))
+        return self._then(self._client.get_many(self.keys), _sum)
 
     def add(self, member: BytesLike, *, ttl_ms: int | None = None) -> None:
         """Add a member to the set, which expires so many milliseconds later."""
-        self._client.put(self._key_of(member), b"", ttl_ms=ttl_ms)
+        return self._then(self._client.put(self._key_of(member), b"", ttl_ms=ttl_ms), _nothing)
 
     def discard(self, member: BytesLike) -> None:
         """Take a member out of the set, if it is there."""
-        self._client.delete_many(self._everywhere(member)).raise_for_errors()
+        work = self._client.delete_many(self._everywhere(member))
+        return self._then(work, WriteResult.raise_for_errors)
 
     def members(self) -> set[bytes]:
         """Return the set, shard by shard; as ``scan``, it is no snapshot."""
         scans = (self._client.scan(prefix=p, keys_only=True) for p in self._prefixes())
-        return self._members(entry.key for entry in chain.from_iterable(scans))
+        return self._then(self._keys_in(scans), self._members)
 
 
 class AsyncSharded(Shards):
     """Shards of the asyncio client; see :class:`Sharded`."""
 
-    async def increment(self, by: int = 1, *, ttl_ms: int | None = None) -> None:
-        """Add to the counter; as :meth:`Sharded.increment`."""
-        await self._client.increment(self._by_chance(), by, ttl_ms=ttl_ms)
+    async def _then(self, work: Any, use: Callable[[Any], T]) -> T:
+        return use(await work)
 
-    async def total(self) -> int:
-        """Return the counter's sum; as :meth:`Sharded.total`."""
-        return _sum(await self._client.get_many(self.keys))
+    async def _keys_in(self, scans: Iterator[Any]) -> list[bytes]:
+        return [entry.key for scan in scans async for entry in scan]
 
-    async def add(self, member: BytesLike, *, ttl_ms: int | None = None) -> None:
-        """Add a member to the set; as :meth:`Sharded.add`."""
-        await self._client.put(self._key_of(member), b"", ttl_ms=ttl_ms)
+    increment = awaitable(Sharded.increment)
+    total = awaitable(Sharded.total)
+    add = awaitable(Sharded.add)
+    discard = awaitable(Sharded.discard)
+    members = awaitable(Sharded.members)
 
-    async def discard(self, member: BytesLike) -> None:
-        """Take a member out of the set, if it is there."""
-        (await self._client.delete_many(self._everywhere(member))).raise_for_errors()
 
-    async def members(self) -> set[bytes]:
-        """Return the set; as :meth:`Sharded.members`."""
-        found: set[bytes] = set()
-        for prefix in self._prefixes():
-            scan = self._client.scan(prefix=prefix, keys_only=True)
-            found |= self._members([entry.key async for entry in scan])
-        return found
+def _nothing(_: object) -> None:
+    """Stands for the result of work whose own is no news."""

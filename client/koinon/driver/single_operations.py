@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from koinon.core import limits
 from koinon.core.batching import (
@@ -27,10 +27,19 @@ from koinon.core.operations import ReadReply, UpdateReply, WriteReply, attempt_t
 from koinon.core.routing import Routing
 from koinon.core.target import Target
 from koinon.driver import request_ids
+from koinon.driver.cluster_access import ClusterAccess
 from koinon.driver.deadlines import Deadlines
-from koinon.driver.messages import single_reads, single_updates, single_writes
-from koinon.driver.node_link import Link
-from koinon.driver.resp.link import RespLink
+from koinon.driver.node_requests import outcome_as
+from koinon.driver.resp.link import RespLink, RespPlace
+from koinon.driver.rpc.kv_messages import (
+    read_reply,
+    single_reads,
+    single_updates,
+    single_writes,
+    update_reply,
+    write_reply,
+)
+from koinon.driver.rpc.node_link import Link
 from koinon.types import BytesLike, Durability
 from koinon_proto.contract.errors import (
     ClientClosedError,
@@ -40,20 +49,17 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 
-if TYPE_CHECKING:
-    from koinon.driver.engine import Engine
-
 _ROWS_MAX = 1_000
 
 
 class SingleOperations:
-    """The single operations of one engine that have begun and not ended."""
+    """The single operations of one client that have begun and not ended."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._options = engine.options
-        self._loop = asyncio.get_running_loop()
-        self.now = engine.now
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._options = access.options
+        self._loop = access.loop
+        self.now = access.now
         self._resp_links: dict[tuple[str, str, int], RespLink] = {}
         """By the node's addresses for gRPC and RESP, and the keyspace's id."""
         self._queues: dict[tuple[str, int, bool, bool, Durability], NodeQueue] = {}
@@ -75,11 +81,11 @@ class SingleOperations:
 
     def routing(self) -> Routing:
         """Return the current routing. From any thread."""
-        return self._engine.routing()
+        return self._access.routing()
 
     def watch_answers(self) -> None:
         """Look after nodes that do not answer."""
-        self._engine.watch_answers()
+        self._access.watch_answers()
 
     def redirect(self, addresses: set[str]) -> None:
         """Send what is queued for these nodes, and not sent, to who serves its partitions now."""
@@ -111,7 +117,7 @@ class SingleOperations:
         limits.check_increment(by)
         limits.check_version(if_version)
         limits.check_durability(durability)
-        timeout_ms = self._engine.timeout_ms(timeout_ms)
+        timeout_ms = self._access.timeout_ms(timeout_ms)
         if retry_unknown is None:
             retry_unknown = self._options.retry_unknown
         return PendingOperation(
@@ -137,17 +143,17 @@ class SingleOperations:
         failure: KoinonError | None = None,
     ) -> None:
         """Begin an operation; ``waiter`` is called with it, once, when it has ended. ``failure`` is
-        what an attempt came to that a thread has made.
+        the error of the attempt that a thread has made already, if one has.
 
         Raises:
             ResourceExhaustedError: ``max_pending`` operations are under way.
         """
-        direct = self._engine.pools.in_use if self._engine.pools is not None else 0
+        direct = self._access.pools.in_use if self._access.pools is not None else 0
         if len(self._live) + direct >= self._options.max_pending:
             raise ResourceExhaustedError(
                 resource="client operations under way", limit=self._options.max_pending
             )
-        if self._engine.closed:
+        if self._access.closed:
             raise ClientClosedError()
         self._live.add(single)
         single.waiter = waiter
@@ -161,6 +167,9 @@ class SingleOperations:
     def _ended(self, single: PendingOperation) -> None:
         self._live.discard(single)
         self._deadlines.discard(single)
+        if single.expired and single.maybe_applied:
+            for link in self.resp_links:
+                link.end_where_unanswered(single)
         single.waiter(single)
 
     def abandon(self, single: PendingOperation) -> None:
@@ -203,13 +212,10 @@ class SingleOperations:
         if link is None:
             self._retire_dropped(routing)
             link = RespLink(
-                address,
-                listener,
-                self._engine.cluster_id,
-                keyspace_id,
+                RespPlace(address, listener, self._access.cluster_id, keyspace_id),
                 self,
-                self._engine.pools,
-                self._engine.dialing,
+                self._access.pools,
+                self._access.dialing,
             )
             self._resp_links[address, listener, keyspace_id] = link
         return link
@@ -223,7 +229,7 @@ class SingleOperations:
     def send_again(self, singles: Sequence[PendingOperation]) -> None:
         """Route operations anew that were not sent."""
         for single in singles:
-            if not self._engine.closed:
+            if not self._access.closed:
                 self._enqueue(single)
 
     def _flush_soon(self, queue: NodeQueue) -> None:
@@ -234,20 +240,20 @@ class SingleOperations:
 
     def _flush(self, queue: NodeQueue) -> None:
         queue.flush_due = False
-        link = self._engine.link(queue.address)
+        link = self._access.link(queue.address)
         while (
             len(queue)
             and queue.in_flight < self._options.singles_in_flight
-            and not self._engine.closed
+            and not self._access.closed
         ):
             if not link.ready():
                 queue.flush_due = True  # by the connection
-                self._engine.spawn(self._flush_connected(queue, link))
+                self._access.spawn(self._flush_connected(queue, link))
                 return
             batch = queue.take()
             if batch:
                 queue.in_flight += 1
-                self._engine.spawn(self._exchange(queue, link, batch))
+                self._access.spawn(self._exchange(queue, link, batch))
 
     async def _flush_connected(self, queue: NodeQueue, link: Link) -> None:
         connected = await link.connect_soon()
@@ -255,31 +261,34 @@ class SingleOperations:
             self._flush(queue)
             return
         queue.flush_due = False
-        self._settle(queue.drain(), link.not_sent(), self._engine.router.revision)
+        self._settle(queue.drain(), link.not_sent(), self._access.router.revision)
 
     async def _exchange(self, queue: NodeQueue, link: Link, batch: list[PendingOperation]) -> None:
         routing = self.routing()
         request_ids.adopt(_named(batch))
         left_s = max([single.deadline for single in batch]) - self.now()
         timeout_s = attempt_timeout_s(left_s, write=queue.write)
-        outcome: ReadReply | WriteReply | UpdateReply | KoinonError
+        request: Any
+        as_reply: Callable[[Any], ReadReply | WriteReply | UpdateReply]
+        if queue.update:
+            request = single_updates(batch, routing)
+            method, as_reply = "batch_update", partial(update_reply, request)
+        elif queue.write:
+            request, method, as_reply = single_writes(batch, routing), "batch_write", write_reply
+        else:
+            request, method, as_reply = single_reads(batch, routing), "batch_get", read_reply
         self.watch_answers()
         try:
-            if queue.update:
-                outcome = await link.update(single_updates(batch, routing), timeout_s)
-            elif queue.write:
-                outcome = await link.write(single_writes(batch, routing), timeout_s)
-            else:
-                outcome = await link.read(single_reads(batch, routing), timeout_s)
-                too_large = isinstance(outcome, ReplyTooLargeError)
-                queue.on_reply_size(len(batch), too_large)
+            outcome = await link.call(method, request, timeout_s, write=queue.write)
         finally:
             queue.in_flight -= 1
-        self._settle(batch, outcome, routing.revision)
+        if not queue.write:
+            queue.on_reply_size(len(batch), isinstance(outcome, ReplyTooLargeError))
+        self._settle(batch, outcome_as(as_reply, outcome), routing.revision)
         self._flush_soon(queue)
 
     def settle_failed(self, failed: Failed) -> None:
-        """End operations that were sent each by itself and not served, or send them again."""
+        """Fail operations that were sent one by one and not served, or defer them."""
         by_revision: dict[int, Failed] = {}
         for single, error in failed:
             by_revision.setdefault(single.revision, []).append((single, error))
@@ -287,9 +296,8 @@ class SingleOperations:
             parked = settle_failed(
                 group,
                 revision=revision,
-                router=self._engine.router,
-                policy=self._engine.policy,
-                random=self._engine.random,
+                router=self._access.router,
+                policy=self._access.policy,
             )
             self._park(parked, revision)
 
@@ -303,50 +311,49 @@ class SingleOperations:
             batch,
             outcome,
             revision=revision,
-            router=self._engine.router,
-            policy=self._engine.policy,
-            random=self._engine.random,
+            router=self._access.router,
+            policy=self._access.policy,
         )
         self._park(parked, revision)
 
     def _park(self, deferred: Sequence[Deferred], revision: int) -> None:
-        """Let operations wait for news, those that are to go again, after outcomes under
-        ``revision`` were learned from.
+        """Let deferred operations wait for news of the table. ``revision`` is the routing under
+        which they were sent: where a refusal has changed it since, waiters are woken now.
         """
-        self._engine.wake_on_news(revision)
+        self._access.wake_on_news(revision)
         for parked in deferred:
             if parked.again.not_before_s:
-                self._give_up(parked)
-            self._engine.discovery.on_news(
+                self._fail_where_retry_is_too_late(parked)
+            self._access.discovery.on_news(
                 partial(self._resume, parked),
                 parked.again,
                 parked.revision,
                 [single.partition_id for single in parked.singles],
             )
 
-    def _give_up(self, parked: Deferred) -> None:
-        """End the operations whose deadline passes before it is any use to send them again."""
+    def _fail_where_retry_is_too_late(self, parked: Deferred) -> None:
+        """Fail the operations whose deadline is before the earliest time at which a retry can
+        succeed.
+        """
         not_before = self.now() + parked.again.not_before_s
         for single in parked.singles:
             if single.deadline <= not_before and single.last_error is not None:
                 single.fail(single.last_error, timed_out_ms=single.timeout_ms)
 
     def _resume(self, parked: Deferred) -> None:
-        """Send operations on their way again; where the partition has changed, back-off begins
-        anew.
-        """
-        if self._engine.closed:
+        """Send deferred operations again; where the partition has changed, back-off begins anew."""
+        if self._access.closed:
             return
         routing = self.routing()
         for single in parked.singles:
-            if not single.done:
+            if single.resume(parked):
                 if routing.changed_since([single.partition_id], parked.revision):
                     single.attempt = 0
                 self._enqueue(single)
 
 
 def _named(batch: Sequence[PendingOperation]) -> request_ids.RequestId:
-    """Let all go under the id of the first that has one; return it."""
+    """Give every operation of the batch the first request id that one of them has; return it."""
     request: request_ids.RequestId | None
     request = next((single.request for single in batch if single.request is not None), None)
     if request is None:

@@ -11,13 +11,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from koinon.core.retry import RetryAfter, final_error
 from koinon.core.routing import RefreshSchedule, Router
-from koinon.driver.node_link import Link
-from koinon.driver.reachability import why_unreachable
 from koinon.driver.request_ids import operation
+from koinon.driver.rpc.node_link import Link
+from koinon.driver.rpc.reachability import why_unreachable
 from koinon.driver.table_requests import TableRequests
 from koinon_proto.contract.errors import (
     ClientClosedError,
@@ -27,6 +28,7 @@ from koinon_proto.contract.errors import (
     UnavailableError,
     UnknownHostError,
 )
+from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.v1 import admin_pb2
 
@@ -34,12 +36,23 @@ if TYPE_CHECKING:
     from koinon.core.routing import PartitionIds
 
 log = logging.getLogger(__name__)
+_refusals = LinesPerSecond(1)
 
 _ASK_S = 1.0
 _NEXT_AFTER_S = 0.15
 
-Cancel = Callable[[], None]
+Cancel = Callable[[], object]
 T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One caller that waits for news of some partitions, since a revision of the routing."""
+
+    resume: Callable[[], None]
+    partition_ids: PartitionIds | Sequence[int]
+    revision: int
+    timer: asyncio.TimerHandle | None = None  # resumes it at the latest
 
 
 class TableRefresh:
@@ -58,10 +71,8 @@ class TableRefresh:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._schedule = RefreshSchedule()
-        # By a token of their own: how to wake them, for news of which partitions, since when.
-        self._waiters: dict[
-            object, tuple[Callable[[], None], PartitionIds | Sequence[int], int]
-        ] = {}
+        self._waiters: dict[_Waiter, None] = {}  # those that were not resumed yet, in order
+        self._waking = False  # ``wake`` runs: what it resumes may call it again
         self._refreshing: asyncio.Task[None] | None = None  # one at a time
         self._source = TableRequests(seeds, router)
         self._closed = False
@@ -87,34 +98,58 @@ class TableRefresh:
             or (routing and routing.changed_since(partition_ids, revision))
         ):
             return self._loop.call_soon(resume).cancel
-        token = object()
+        waiter = _Waiter(resume, partition_ids, revision)
+        self._waiters[waiter] = None
+        waiter.timer = self._loop.call_later(again.delay_s, self._resume, waiter)
+        return lambda: self._remove(waiter)
 
-        def cancel() -> None:
-            timer.cancel()
-            self._waiters.pop(token, None)
+    def _remove(self, waiter: _Waiter) -> bool:
+        """Take a waiter out; return False if it was resumed or cancelled before."""
+        if waiter not in self._waiters:
+            return False
+        del self._waiters[waiter]
+        assert waiter.timer is not None, "it is set together with the waiter"
+        waiter.timer.cancel()
+        return True
 
-        def wake() -> None:
-            cancel()
-            resume()
-
-        timer = self._loop.call_later(again.delay_s, wake)
-        self._waiters[token] = wake, partition_ids, revision
-        return cancel
+    def _resume(self, waiter: _Waiter) -> None:
+        """Resume a waiter, unless that was done before: each is resumed once, whoever calls."""
+        if self._remove(waiter):
+            waiter.resume()
 
     def close(self) -> None:
         """End the refresh; everyone who waits goes on, to find the client closed."""
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for wake, _, _ in list(self._waiters.values()):
-            wake()
+        for waiter in list(self._waiters):
+            self._resume(waiter)
 
     def wake(self) -> None:
-        """The routing has changed: those whose partitions did go on."""
+        """Resume the waiters whose partitions have changed in the routing.
+
+        A waiter may call this again while it is resumed, and may wait anew. The outer call then
+        looks a second time: calls do not nest, however many operations wait.
+        """
+        if self._waking:
+            return
+        self._waking = True
+        try:
+            while due := self._due():
+                for waiter in due:
+                    self._resume(waiter)
+        finally:
+            self._waking = False
+
+    def _due(self) -> list[_Waiter]:
         routing = self._router.routing
-        for wake, partition_ids, revision in list(self._waiters.values()):
-            if routing is not None and routing.changed_since(partition_ids, revision):
-                wake()
+        if routing is None:
+            return []
+        return [
+            waiter
+            for waiter in self._waiters
+            if routing.changed_since(waiter.partition_ids, waiter.revision)
+        ]
 
     # --- the refresh ----------------------------------------------------------------------------
 
@@ -128,8 +163,8 @@ class TableRefresh:
         try:
             await asyncio.sleep(self._schedule.delay_s(self._loop.time()))
             news, error = await self._ask_around()
-            if error is not None and not error.retriable:
-                log.warning("table refused error=%s", error)
+            if error is not None and not error.retriable and _refusals.may_log():
+                log.warning("table refused error=%s unlogged=%d", error, _refusals.take_unlogged())
         finally:
             self._refreshing = None
             self._schedule.on_end(news, self._loop.time())
@@ -206,7 +241,7 @@ class TableRefresh:
                 task.cancel()
 
     async def _ask(self, address: str) -> KoinonError | None:
-        """Ask one for the table and take what it says; return the error, if it is one."""
+        """Ask one address for the table, for the router to take; return the error, if any."""
         reply = await self._link(address).get_table(self._source.request(), _ASK_S)
         return reply if isinstance(reply, KoinonError) else self._source.take(reply)
 

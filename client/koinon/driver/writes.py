@@ -7,49 +7,37 @@ from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from koinon.core import limits
-from koinon.core.operations import WriteRows
+from koinon.core.operations import WriteOptions, WriteRows
 from koinon.core.row_chunks import Chunk, LoadProgress
 from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
 from koinon.driver.observing import outcome_of
-from koinon.types import Durability, WriteResult
+from koinon.types import WriteResult
 from koinon_proto.contract.errors import ClientClosedError, KoinonError, UnknownFateError
 
 
 class Load:
     """One ``*_many`` write. Belongs to the engine's loop; made on any thread.
 
-    Who has the input carries out ``steps`` one by one, in a loop of either kind, then asks for the
-    ``result``; or, if anything is raised meanwhile, carries out ``abandon``.
+    The caller, who has the input, carries out ``steps`` one by one, then asks for the ``result``;
+    if anything is raised meanwhile, it carries out ``abandon``.
     """
 
     def __init__(
         self,
         engine: Engine,
         target: Target,
-        *,
         operation: str,
-        ttl_ms: int | None = None,
-        if_absent: bool = False,
+        options: WriteOptions,
         timeout_ms: int | None,
-        retry_unknown: bool | None,
-        durability: Durability,
     ) -> None:
-        limits.check_ttl(ttl_ms)
-        limits.check_durability(durability)
         self.progress = LoadProgress(in_flight_max=engine.options.batches_in_flight)
         self._operation = operation  # the name of the client's method
         self._engine = engine
         self._target = target
-        self._ttl_ms = ttl_ms
-        self._if_absent = if_absent
+        self._options = options
         self._timeout_ms = engine.timeout_ms(timeout_ms)
-        self._retry_unknown = (
-            engine.options.retry_unknown if retry_unknown is None else retry_unknown
-        )
-        self._durability = durability
         self._ended_one = asyncio.Event()  # a chunk has ended since it was last cleared
         self._tasks: set[asyncio.Task[None]] = set()  # a chunk each
         self._input_left = False  # the load stopped before the end of its input
@@ -57,8 +45,8 @@ class Load:
         self._request = request_ids.given() or request_ids.RequestId()
 
     def steps(self, chunks: Iterable[Chunk]) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what is to be awaited on the engine's loop, each before the next is asked for.
-        The input is read here, in the caller's own thread.
+        """Yield the coroutines that carry out the load: the caller awaits each on the engine's loop
+        before it asks for the next. The input is read here, in the caller's own thread.
         """
         for chunk in chunks:
             if self.progress.stopped:
@@ -84,9 +72,9 @@ class Load:
         """Return the fates of the rows."""
         return self.progress.end(self._input_left)
 
-    def told(self, error: BaseException) -> BaseException:
-        """Return what the caller is told of what ended the load early: a client that is closed
-        refuses new operations, but of this one some rows were on their way.
+    def error_for_caller(self, error: BaseException) -> BaseException:
+        """Return the error to raise to the caller for the error that ended the load early. Where
+        the client was closed after rows had been sent, that is UnknownFateError.
         """
         if self._begun and self._engine.closed and isinstance(error, ClientClosedError):
             error = UnknownFateError(reason="the client was closed while rows were under way")
@@ -131,17 +119,11 @@ class Load:
         absent = 0
         try:
             operation = WriteRows(
-                chunk.keys,
-                chunk.values,
+                chunk,
                 self._target.partitioner.partitions_of(chunk.keys),
-                ttl_ms=self._ttl_ms,
-                ttls=chunk.ttls,
-                if_absent=self._if_absent,
-                retry_unknown=self._retry_unknown,
-                durability=self._durability,
-                policy=engine.policy,
-                random=engine.random,
-                keyspace_id=self._target.keyspace_id,
+                engine.policy,
+                self._target.keyspace_id,
+                self._options,
             )
             await engine.rows.run(operation, self._timeout_ms)
             failures, present = operation.failures, operation.present

@@ -22,6 +22,7 @@ _MALFORMED = (
 )
 _KEYSPACE = re.compile(r"keyspace '([^']*)'")
 _CONDITION = re.compile(r"^(?:.*?: )?(\[[A-Z_]+(?:\.[A-Z_]+)*\] .+)$", re.M)
+_PYTHONS = re.compile(r"^(\w+Error: .+)$", re.M)
 FLAGS = {
     "keyColumn": "--key",
     "keyEncoding": "--key-encoding",
@@ -44,18 +45,6 @@ class JobRefusedError(ConfigurationError):
 
 
 @dataclass(kw_only=True, eq=False)
-class MalformedRowError(JobRefusedError):
-    """A row of a file is malformed; ``row`` is the row, or how it begins."""
-
-    row: str
-
-    @staticmethod
-    def told(what: str) -> str:
-        """Return the reason, with the way out."""
-        return f"a row is malformed: {what}\n  --bad-records DIR keeps such rows apart."
-
-
-@dataclass(kw_only=True, eq=False)
 class JobFailedError(KoinonError):
     """The Spark job failed; ``reason`` says why."""
 
@@ -71,11 +60,13 @@ def explained(error: BaseException) -> KoinonError:
     text = str(error)
     if malformed := next(filter(None, (form.search(text) for form in _MALFORMED)), None):
         row = malformed[1][:ROW_CHARS_MAX]
-        return MalformedRowError(reason=MalformedRowError.told(row), row=row)
+        return JobRefusedError(
+            reason=f"a malformed row: {row}; --bad-records DIR keeps such rows apart"
+        )
     if ours := list(_OURS.finditer(text)):
         module, name, said = ours[0].groups()
         return _told(_class_of(module, name), said)
-    condition = _CONDITION.search(text)
+    condition = _CONDITION.search(text) or _PYTHONS.search(text)
     said = condition[1] if condition else (text.strip().splitlines() or [type(error).__name__])[0]
     return JobFailedError(reason=f"the job failed: {said[:REASON_CHARS_MAX]}")
 

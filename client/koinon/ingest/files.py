@@ -1,17 +1,21 @@
-"""Files as a DataFrame: which format they have, how many rows, and what of them is malformed.
+"""Files: which there are, which format they have, how many rows; and as a DataFrame, where Spark
+has to read them (``opened_rows``).
 
-CSV is read as ``koinon load`` reads it: a header row, every cell the text that it is (``007`` stays
-``007``, an empty cell is an empty string), quotes doubled inside quotes. A malformed row ends the
-job, unless bad rows are to be kept: then it is written where they go, and left out.
+Spark reads CSV about as ``koinon load`` does: a header row, every cell the text that it is (``007``
+stays ``007``, an empty cell is an empty string), quotes doubled inside quotes. A malformed row ends
+the job, unless bad rows are to be kept: then it is written where they go, and left out.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+from koinon.spark.writing.planning import MALFORMED
 from koinon_proto.contract.errors import InvalidArgumentError
 
 FORMATS = ("parquet", "csv", "tsv", "jsonl", "orc")
@@ -26,7 +30,19 @@ SUFFIXES = {
     ".orc": "orc",
 }
 COMPRESSED = (".gz", ".bz2", ".zst", ".snappy", ".lz4")
-MALFORMED = "_koinon_malformed"
+
+if TYPE_CHECKING:
+    from koinon.ingest.text_rows import TextReader
+
+_HADOOPS_OWN = re.compile(r"[:*?\[\]{}\\]")
+_LAKE_TABLES = {
+    "_delta_log": "Delta Lake",
+    ".hoodie": "Hudi",
+    "metadata/*.metadata.json": "Iceberg",
+}
+"""By what lies in a table's directory, and nowhere else."""
+_BYTEWISE = "ISO-8859-1"
+"""Spark replaces what is not UTF-8. Read so, each byte is one character, and none is lost."""
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
@@ -50,6 +66,7 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
         raise InvalidArgumentError(field="format", reason=f"{given}: {_listed_formats()}")
     found: dict[str, str] = {}
     for path in paths:
+        _refuse_local_lake_table(path)
         for name in _names(path):
             kind = given or _by_suffix(name)
             if kind is None:
@@ -68,13 +85,47 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
     return next(iter(found))
 
 
+def _refuse_local_lake_table(path: str) -> None:
+    """Refuse a directory, or what a pattern finds, of a table whose log says which files count."""
+    if not is_local(path) or local_path(path).is_file():
+        return
+    for root in _roots(path):
+        inside = [file for file in root.rglob("*") if file.is_dir()] if root.is_dir() else []
+        for folder in (root, *root.absolute().parents, *inside):
+            for marker, kind in _LAKE_TABLES.items():
+                if next(folder.glob(marker), None) is not None:
+                    raise _lake_table_error(str(folder), kind)
+
+
+def refuse_remote_lake_tables(spark: Any, paths: Sequence[str]) -> None:
+    """Raise InvalidArgumentError if a directory elsewhere is a table of Delta Lake, Hudi or
+    Iceberg.
+    """
+    for path in paths:
+        if is_local(path):
+            continue
+        for marker, kind in _LAKE_TABLES.items():
+            pattern = spark._jvm.org.apache.hadoop.fs.Path(f"{path.rstrip('/')}/{marker}")
+            system = pattern.getFileSystem(spark._jsc.hadoopConfiguration())
+            if system.globStatus(pattern):
+                raise _lake_table_error(path, kind)
+
+
+def _lake_table_error(path: str, kind: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        field="file",
+        reason=f"{path} is a table of {kind}, whose directory also has files that the table has "
+        f'removed; read it by its own library (spark.read.format("{kind.split()[0].lower()}")) and '
+        'write the DataFrame by format("koinon")',
+    )
+
+
 def rows_of(spark: Any, paths: Sequence[str], kind: str) -> int | None:
     """Return how many rows there are where their files say so; None where only reading would."""
     if kind not in ("parquet", "orc"):
         return None
     if not all(is_local(path) for path in paths):
-        reader = spark.read.parquet if kind == "parquet" else spark.read.orc
-        return int(reader(*paths).count())
+        return int(spark.read.format(kind).load(list(paths)).count())
     files = local_files(paths)
     if kind == "parquet":
         import pyarrow.parquet as pq
@@ -102,9 +153,9 @@ def read(
     """
     reader = spark.read.options(**_lookup(paths))
     if kind == "parquet":
-        return reader.parquet(*paths), None
+        return reader.option("mergeSchema", "true").parquet(*paths), None
     if kind == "orc":
-        return reader.orc(*paths), None
+        return reader.option("mergeSchema", "true").orc(list(paths)), None
     read_one = _json_lines if kind == "jsonl" else _delimited
     reader = reader.options(**_options(kind))
     if kind != "jsonl" and typed:
@@ -115,6 +166,22 @@ def read(
     frame = read_one(reader, paths)
     if MALFORMED not in frame.columns:
         frame = read_one(reader.schema(frame.schema.add(MALFORMED, "string")), paths)
+    return _parted(frame, keep=True)
+
+
+def read_lines(spark: Any, paths: Sequence[str], reader: TextReader) -> tuple[Any, Any]:
+    """Return JSON lines that are not of this machine, as the columns of the reader, and the
+    malformed ones.
+    """
+    columns = ", ".join(f"`{name}` {kind}" for name, kind in reader.fields)
+    lines = spark.read.text(list(paths))
+    return _parted(lines.mapInArrow(reader.batches_of_lines, columns), keep=reader.keep)
+
+
+def _parted(frame: Any, *, keep: bool) -> tuple[Any, Any]:
+    """Return the good rows and the malformed ones."""
+    if not keep:
+        return frame, None
     malformed = frame[MALFORMED]
     bad = frame.filter(malformed.isNotNull()).select(
         *(name for name in frame.columns if name != MALFORMED), MALFORMED
@@ -152,6 +219,7 @@ def _options(kind: str) -> dict[str, str]:
     return {
         "header": "true",
         "inferSchema": "false",
+        "encoding": _BYTEWISE,
         "sep": "\t" if kind == "tsv" else ",",
         "quote": '"',
         "escape": '"',
@@ -169,16 +237,44 @@ def _typed_schema(spark: Any, paths: Sequence[str], kind: str, typed: Sequence[s
     inferred = spark.read.options(**options).csv(list(paths)).schema
     return StructType(
         [
-            StructField(column.name, column.dataType if column.name in typed else StringType())
-            for column in inferred
+            StructField(name, column.dataType if _utf8(name) in typed else StringType())
+            for name, column in zip(inferred.names, inferred, strict=True)
         ]
     )
 
 
 def _delimited(reader: Any, paths: Sequence[str]) -> Any:
+    """Return the rows of CSV: strings hold the bytes of their cells, UTF-8 or not."""
+    from pyspark.sql import functions as f
+
     frame = reader.csv(list(paths))
-    texts = [name for name, kind in frame.dtypes if kind == "string" and name != MALFORMED]
-    return frame.na.fill("", texts)
+    of_paths = _names_in_path(next(iter(frame.inputFiles()), ""))
+    columns = []
+    for name, kind in frame.dtypes:
+        column = frame[f"`{name.replace('`', '``')}`"]
+        if name not in of_paths:
+            name = _utf8(name)
+            if kind == "string":
+                column = f.encode(column, _BYTEWISE).cast("string")
+        if kind == "string" and name != MALFORMED:
+            column = f.coalesce(column, f.lit(""))
+        columns.append(column.alias(name))
+    return frame.select(columns)
+
+
+def _utf8(name: str) -> str:
+    """Return the name of a column of which Spark has read each byte as a character."""
+    try:
+        return name.encode(_BYTEWISE).decode()
+    except UnicodeError as error:
+        raise InvalidArgumentError(
+            field="column", reason=f"{name!r} in a header row is not UTF-8: iconv makes it so"
+        ) from error
+
+
+def _names_in_path(uri: str) -> set[str]:
+    """Return the columns that Spark takes of a file's path, such as ``day=1``."""
+    return {unquote(part.split("=")[0]) for part in uri.split("/")[:-1] if "=" in part}
 
 
 def _json_lines(reader: Any, paths: Sequence[str]) -> Any:
@@ -189,51 +285,109 @@ def _names(path: str) -> list[str]:
     """The names by which the format of a path is told: of a directory, those in it."""
     if not is_local(path):
         return [path.rstrip("/")]
+    names = []
+    for root in _roots(path):
+        if _by_suffix(root.name) is not None or root.is_file():
+            names.append(root.name)
+        else:
+            names += [file.name for file in _data_files(root)] or [root.name]
+    return names
+
+
+def _roots(path: str) -> list[Path]:
+    """Return the file or directory of this path; if there is none, those that match the pattern.
+
+    Raises:
+        FileNotFoundError: there are none.
+    """
     local = local_path(path)
-    if any(character in path for character in "*?["):
-        found = sorted(Path(local.anchor or ".").glob(str(local.relative_to(local.anchor))))
-        if not found:
-            raise FileNotFoundError(2, "no file matches", path)
-        return [name for file in found for name in _names(str(file))]
-    if not local.exists():
+    if local.exists():
+        return [local]
+    if not any(character in path for character in "*?["):
         raise FileNotFoundError(2, "no such file or directory", path)
-    if _by_suffix(local.name) is not None or local.is_file():
-        return [local.name]
-    return [file.name for file in _data_files(local)] or [local.name]
+    found = sorted(Path(local.anchor or ".").glob(str(local.relative_to(local.anchor))))
+    if not found:
+        raise FileNotFoundError(2, "no file matches", path)
+    return found
 
 
-def _data_files(path: Path) -> list[Path]:
+def _data_files(root: Path) -> list[Path]:
     """The file, or the data files under a directory, as Spark takes them: nothing hidden."""
-    if any(character in str(path) for character in "*?["):
-        found = Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))
-        return [file for one in sorted(found) for file in _data_files(one)]
-    if path.is_file():
-        return [path]
+    if root.is_file():
+        return [root]
     return [
         file
-        for file in sorted(path.rglob("*"))
+        for file in sorted(root.rglob("*"))
         if file.is_file()
-        and not any(part.startswith(("_", ".")) for part in file.relative_to(path).parts)
+        and not any(part.startswith(("_", ".")) for part in file.relative_to(root).parts)
     ]
+
+
+def named_for_spark(spark: Any, paths: Sequence[str]) -> list[str]:
+    """Return the paths as Spark is to be given them. Files of this machine whose names Hadoop takes
+    for patterns, URIs or hidden files get links of other names, in the session's own directory.
+
+    Raises:
+        InvalidArgumentError: there is such a file, but tasks run on other machines.
+    """
+    named = []
+    for path in paths:
+        for root in _roots(path) if is_local(path) else ():
+            found = _data_files(root)
+            hidden = root.is_file() and root.name.startswith(("_", "."))
+            if not hidden and not any(map(_HADOOPS_OWN.search, map(str, (root, *found)))):
+                named.append(str(root.absolute()))
+                continue
+            if not spark.sparkContext.master.startswith("local"):
+                raise InvalidArgumentError(
+                    field="file",
+                    reason=f"{root}: Hadoop takes such a name for a pattern, a URI or a hidden "
+                    "file; rename it, or use --master local[*]",
+                )
+            directory = Path(
+                tempfile.mkdtemp(prefix="links-", dir=spark.conf.get("spark.local.dir"))
+            )
+            for number, file in enumerate(found):
+                folder = directory / (file.relative_to(root).parent if root.is_dir() else "")
+                folder.mkdir(parents=True, exist_ok=True)
+                suffix = file.suffix if file.suffix.isascii() and file.suffix[1:].isalnum() else ""
+                (folder / f"{number:06}{suffix}").symlink_to(file.absolute())
+            named.append(str(directory))
+        if not is_local(path):
+            named.append(path)
+    return named
+
+
+def _directories(path: str) -> list[tuple[str, ...]]:
+    """Return the directories between a path and each data file under it."""
+    return [
+        file.relative_to(root).parts[:-1]
+        for root in _roots(path)
+        if root.is_dir()
+        for file in _data_files(root)
+    ]
+
+
+def have_columns_in_names(paths: Sequence[str]) -> bool:
+    """Return whether directories of this machine are columns of Spark's, such as ``day=1``."""
+    below = (parts for path in filter(is_local, paths) for parts in _directories(path))
+    return any("=" in name for parts in below for name in parts)
 
 
 def local_files(paths: Iterable[str]) -> list[Path]:
     """Return the data files of local paths, each once: of a directory all under it."""
-    found = (file for path in paths for file in _data_files(local_path(path)))
-    return list({file.absolute(): file for file in found}.values())
+    found = (file for path in paths for root in _roots(path) for file in _data_files(root))
+    return list(dict.fromkeys(file.absolute() for file in found))
 
 
 def _lookup(paths: Sequence[str]) -> dict[str, str]:
     """Have Spark take what is in plain subdirectories too, which it passes over by itself; those
     such as ``day=1`` are its own.
     """
-    for path in filter(is_local, paths):
-        root = local_path(path)
-        if any(character in path for character in "*?[") or not root.is_dir():
-            continue
-        below = [file.relative_to(root).parts[:-1] for file in _data_files(root)]
-        if any(below) and not any("=" in name for parts in below for name in parts):
-            return {"recursiveFileLookup": "true"}
+    if not have_columns_in_names(paths) and any(
+        parts for path in filter(is_local, paths) for parts in _directories(path)
+    ):
+        return {"recursiveFileLookup": "true"}
     return {}
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from koinon.ingest.failures import explained
+from koinon.ingest.opened_rows import Part
 from koinon.ingest.progress import LoadTracker, Phase, Snapshot
-from koinon.ingest.row_groups import Part, fields_of
 from koinon.ingest.settings import Settings
-from koinon.operate.bulk_loads import LoadsClient, LoadState, LoadView
+from koinon.operate.loads_client import LoadsClient, LoadState, LoadView
 from koinon.spark.options import write_options
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import KoinonError
@@ -50,7 +50,7 @@ class Outcome:
 @dataclass(kw_only=True)
 class Job:
     """Writes one DataFrame. ``rows_total``: how many rows it has, where that is known; ``what``
-    says to people what is loaded. ``parts``: the same rows, for tasks to read (``row_groups``).
+    says to people what is loaded. ``parts``: the same rows, for tasks to read (``opened_rows``).
     """
 
     frame: Any
@@ -59,10 +59,7 @@ class Job:
     rows_total: int | None = None
     what: str = "a DataFrame"
     parts: Sequence[Part] | None = None
-    explain: Callable[[BaseException], KoinonError] = explained
-    """Makes of an exception the error that is told."""
     _token: str = field(default_factory=lambda: f"[{uuid.uuid4().hex[:12]}]")
-    _called_off: bool = False
 
     def run(
         self,
@@ -88,7 +85,8 @@ class Job:
         now = time.monotonic()
         on_progress(tracker.update(view, now))
         state = None if view is None else view.state
-        stopped = isinstance(error, KeyboardInterrupt) or (self._called_off and error is not None)
+        # A closed terminal ends Spark's JVM too: the error is then of the connection to it.
+        stopped = isinstance(error, KeyboardInterrupt) or (error is not None and interrupted())
         return Outcome(
             load_id=0 if view is None else view.load_id,
             job_id="" if view is None else view.job_id,
@@ -97,7 +95,7 @@ class Job:
             bytes=tracker.bytes if view is None else view.bytes,
             seconds=tracker.seconds(now),
             interrupted=stopped,
-            error=self.explain(error) if error is not None and not stopped else None,
+            error=explained(error) if error is not None and not stopped else None,
         )
 
     def _save(self) -> None:
@@ -108,7 +106,8 @@ class Job:
         if self.parts is not None:
             overwrite = self.settings.mode == "overwrite"
             parsed = write_options({**options, "description": description}, overwrite=overwrite)
-            fields = list(fields_of(self.frame.schema).items())
+            columns = self.frame.schema.jsonValue()["fields"]
+            fields = [(column["name"], column["type"]) for column in columns]
             from koinon.ingest.parts import save  # these need the spark extra
             from koinon.spark.cluster import opened
 
@@ -129,6 +128,8 @@ class Job:
         interrupted: Callable[[], bool],
     ) -> Iterator[None]:
         """Watch the load for the length of the block, and raise what the watcher raised."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
         ended = threading.Event()
         raised: list[BaseException] = []
 
@@ -140,6 +141,8 @@ class Job:
                     on_progress(tracker.update(view, time.monotonic(), tasks_ended=ours))
                     if interrupted():
                         self._call_off(view)
+            except (Py4JError, OSError):  # Spark is gone, as the job's own call says
+                return
             except BaseException as error:
                 raised.append(error)
 
@@ -157,7 +160,6 @@ class Job:
         """Abort the load and cancel Spark's tasks, unless the load is committed."""
         if view is not None and view.state is not LoadState.OPEN:
             return
-        self._called_off = True
         if view is not None:
             with contextlib.suppress(KoinonError):  # at the latest when the job has ended
                 self.loads.abort(view.load_id, reason=ABORT_REASON)

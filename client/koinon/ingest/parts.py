@@ -1,4 +1,4 @@
-"""A write whose tasks read their rows themselves (``row_groups``), in place of the data source's.
+"""A write whose tasks read their rows themselves (``opened_rows``), in place of the data source's.
 
 Spark schedules, retries and cancels the tasks; what they stage, and the commit, is what the data
 source does.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from koinon.ingest.failures import of_commit
-from koinon.ingest.row_groups import Part, batches_of
+from koinon.ingest.opened_rows import Part
 from koinon.spark.options import WriteOptions
 from koinon.spark.writing.jobs import Commit, Job, TaskReport
 from koinon.spark.writing.planning import Field, RowPlan, plan_rows
@@ -65,10 +65,10 @@ class _Task:
     def __call__(self, numbered: tuple[int, Part]) -> TaskReport:
         task, part = numbered
         try:
-            return run_task(self.job, task, batches_of(part, self.job.plan.names))
+            return run_task(self.job, task, part.batches(self.job.plan.names))
         except InvalidArgumentError:
             if self.job.plan.names == self.whole.names:
                 raise
             # Rows that cannot be stored are shown with all their columns.
             job = replace(self.job, plan=self.whole)
-            return run_task(job, task, batches_of(part, self.whole.names))
+            return run_task(job, task, part.batches(self.whole.names))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from koinon.core.rate_window import RateWindow
-from koinon.operate.bulk_loads import LoadState, LoadView
+from koinon.operate.loads_client import LoadState, LoadView
 
 RATE_WINDOW_S = 4.0
 

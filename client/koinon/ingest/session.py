@@ -7,6 +7,7 @@ the terminal both are a file in that moment.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 from koinon import java
 from koinon.local.servers import environment, is_importable
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process.child_python import SAFE_PATH
 from koinon_proto.process.printable import flush
 
 LOCAL_MASTER = "local[*]"
@@ -26,6 +28,7 @@ NEEDS = ("pyspark", "pyarrow")
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    f"spark.executorEnv.{SAFE_PATH}": "1",
 }
 LOCAL_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
@@ -74,7 +77,7 @@ def spark_session(
         for name, value in {**settings, **(conf or {})}.items():
             builder = builder.config(name, value)
         try:
-            with _output_to(log):
+            with _output_to(log), _java_ended_unless_started():
                 session = builder.getOrCreate()
         except Exception as error:
             raise ConfigurationError(reason=_why_not_started(error, log)) from error
@@ -84,7 +87,12 @@ def spark_session(
             register(session)
             yield session
         finally:
-            session.stop()
+            from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+            with contextlib.suppress(
+                Py4JError, OSError
+            ):  # a closed terminal has ended Spark as well
+                session.stop()
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
@@ -93,12 +101,15 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def _as_spark_wants_it() -> Iterator[None]:
-    """Python workers are this Python, find our packages, and Java's change of JAVA_HOME ends."""
-    names = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH")
+    """Python workers are this Python, find our packages, and import nothing from the working
+    directory; Java's change of JAVA_HOME ends.
+    """
+    names = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", SAFE_PATH)
     before = {name: os.environ.get(name) for name in names}
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
+    os.environ[SAFE_PATH] = "1"
     try:
         yield
     finally:
@@ -127,6 +138,33 @@ def _output_to(log: Path | None) -> Iterator[None]:
         for number, descriptor in zip((1, 2), kept, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _java_ended_unless_started() -> Iterator[None]:
+    """Kill the Java process that was started in the block if the block raises, as Ctrl-C has it do:
+    PySpark knows of it only once it is connected, and Java ignores Ctrl-C.
+    """
+    from pyspark import SparkContext
+
+    java_gateway: Any = importlib.import_module("pyspark.java_gateway")
+    popen, started = java_gateway.Popen, []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    java_gateway.Popen = noted
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.wait()
+            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        raise
+    finally:
+        java_gateway.Popen = popen
 
 
 def _why_not_started(error: Exception, log: Path | None) -> str:

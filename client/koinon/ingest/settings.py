@@ -31,6 +31,12 @@ class Settings:
     bad_records: str | None = None
     bytes_per_second: int = 0
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside the key and the value, each once."""
+        named = (self.order_by, self.ttl_column, self.delete_column)
+        return tuple(dict.fromkeys(name for name in named if name))
+
     def write_options(self) -> WriteOptions:
         """Return the options, checked, as the format takes them.
 

@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from koinon.local.cluster import LocalCluster
+    from koinon.local.local_cluster import LocalCluster
 
 __all__ = ["LocalCluster"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LocalCluster":  # every command looks for a local cluster; few start one
-        return import_module("koinon.local.cluster").LocalCluster
+        return import_module("koinon.local.local_cluster").LocalCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

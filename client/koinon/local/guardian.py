@@ -50,7 +50,7 @@ def remove(directory: str) -> None:
 
 def main() -> None:
     """Follow the owner's lines until the pipe closes, then clean up."""
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     watched: dict[int, str] = {}
     directories: list[str] = []

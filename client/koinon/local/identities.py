@@ -10,9 +10,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from koinon.certs import files
+from koinon.certs import identity_files as files
 from koinon.certs.authority import CERTIFICATE_FILE, Authority, Identity
-from koinon.certs.errors import CertificateError
+from koinon.certs.certificate_error import CertificateError
 from koinon_proto.contract.access import ROOT
 from koinon_proto.security.names import Kind
 

@@ -4,41 +4,83 @@ processes are started.
 
 from __future__ import annotations
 
-import sys
+import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from koinon.local.files import (
+from koinon.local.cluster_files import (
     ClusterFile,
     LocalClusterError,
     Member,
     PortClaims,
     choose_addresses,
+    load,
     port_of,
 )
+from koinon.local.processes import ProcessState, pid_path, state_of
 from koinon.local.servers import MODULES
 from koinon_proto.contract.keyspaces import DEFAULT, check_keyspace_name
 from koinon_proto.partitioner import canonical_name
+from koinon_proto.process.child_python import module_command
 
 _METRICS_ABOVE = 2000
 _REDIS_BELOW = 1000
 _KEYSPACES_APART = 100
 
 
-def first_members(
-    coordinators: int,
-    nodes: int,
-    coordinator_port: int,
-    node_port: int,
-    racks: Sequence[str],
-    claims: PortClaims,
-) -> dict[str, Member]:
-    """Return the members of a new cluster by name: ``c1, c2, …, n1, n2, …``.
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The arguments of ``LocalCluster`` about its members. None, or nothing: as the directory
+    remembers it, and for a new cluster as it is by default.
+    """
+
+    nodes: int | None
+    coordinators: int | None
+    replication_factor: int | None
+    partitioner: str | None
+    router: str | None
+    racks: Sequence[str]
+    coordinator_port: int
+    node_port: int
+    coordinator_flags: Sequence[str]
+    node_flags: Sequence[str]
+
+
+def remembered_or_new(data_dir: Path, wanted: Wanted, claims: PortClaims) -> ClusterFile:
+    """Return the cluster of the directory; one that is new is not saved yet.
 
     Raises:
-        LocalClusterError: the numbers make no cluster, or too few ports are free.
+        LocalClusterError: the one that is there would have to be changed otherwise than by more
+            nodes, or what is wanted makes no cluster, or too few ports are free.
+        ConfigurationError: there is no such partitioner or router.
     """
+    file = load(data_dir)
+    if file is None:
+        asked = _partitioner_asked(wanted.partitioner, wanted.router)
+        flags = ["--partitioner", asked] if asked is not None else []
+        file = ClusterFile(
+            members=_first_members(wanted, claims),
+            bootstrap_nodes=_count(wanted.nodes),
+            replication_factor=wanted.replication_factor,
+            coordinator_flags=[*wanted.coordinator_flags, *flags],
+            node_flags=list(wanted.node_flags),
+        )
+    else:
+        _check_flags(file, data_dir, "coordinator", wanted.coordinator_flags)
+        _check_flags(file, data_dir, "node", wanted.node_flags)
+        _check_racks(file, data_dir, wanted.racks)
+    _check_counts_and_routing(file, data_dir, wanted)
+    return file
+
+
+def _count(asked: int | None) -> int:
+    return 3 if asked is None else asked
+
+
+def _first_members(wanted: Wanted, claims: PortClaims) -> dict[str, Member]:
+    """Return the members of a new cluster by name: ``c1, c2, …, n1, n2, …``."""
+    coordinators, nodes = _count(wanted.coordinators), _count(wanted.nodes)
     if coordinators < 1 or nodes < 1:
         raise LocalClusterError(
             reason=f"a cluster needs at least 1 coordinator and 1 node, "
@@ -49,13 +91,14 @@ def first_members(
             reason=f"{coordinators} coordinators survive no more failures than "
             f"{coordinators - 1}: choose an odd number"
         )
-    addresses = choose_addresses(coordinators, coordinator_port, claims=claims)
+    addresses = choose_addresses(coordinators, wanted.coordinator_port, claims=claims)
     members = {
         f"c{index}": Member(kind="coordinator", address=address)
         for index, address in enumerate(addresses, start=1)
     }
-    for index, address in enumerate(choose_addresses(nodes, node_port, addresses, claims)):
-        rack = racks[index % len(racks)] if racks else ""
+    node_addresses = choose_addresses(nodes, wanted.node_port, addresses, claims)
+    for index, address in enumerate(node_addresses):
+        rack = wanted.racks[index % len(wanted.racks)] if wanted.racks else ""
         members[f"n{index + 1}"] = Member(kind="node", address=address, rack=rack)
     return members
 
@@ -86,6 +129,13 @@ def give_addresses(file: ClusterFile, name: str, claims: PortClaims) -> None:
             member.redis_keyspaces[keyspace] = free_address(file, near, claims)
 
 
+def lacks_addresses(file: ClusterFile, name: str) -> bool:
+    """Return whether ``give_addresses`` would still change the member's."""
+    member = file.members[name]
+    keyspaces = set(file.redis_keyspaces if member.kind == "node" else ())
+    return file.metrics != bool(member.metrics) or not keyspaces <= member.redis_keyspaces.keys()
+
+
 def add_redis_keyspaces(file: ClusterFile, names: Sequence[str]) -> None:
     """Note that nodes are to have ports for clients of Redis in these keyspaces, too.
 
@@ -98,20 +148,8 @@ def add_redis_keyspaces(file: ClusterFile, names: Sequence[str]) -> None:
             file.redis_keyspaces.append(name)
 
 
-def check_asked(
-    file: ClusterFile,
-    data_dir: Path,
-    nodes: int | None,
-    coordinators: int | None,
-    replication_factor: int | None,
-    partitioner: str | None,
-    router: str | None,
-) -> None:
-    """Check what was asked for against what the directory remembers (None: not asked for).
-
-    Raises:
-        LocalClusterError: an existing cluster would have to change otherwise than by more nodes.
-    """
+def _check_counts_and_routing(file: ClusterFile, data_dir: Path, wanted: Wanted) -> None:
+    nodes, coordinators = wanted.nodes, wanted.coordinators
     have = len(file.names("coordinator"))
     if coordinators is not None and coordinators != have:
         raise _refused(data_dir, "coordinators", coordinators, have)
@@ -119,12 +157,13 @@ def check_asked(
     if nodes is not None and nodes < have:
         raise _refused(data_dir, "nodes", nodes, have)
     own_hash = file.partitioner.partition("(")[0]
-    asked = partitioner_asked(own_hash if partitioner is None else partitioner, router)
-    if (partitioner, router) != (None, None) and asked != file.partitioner:
+    asked = _partitioner_asked(wanted.partitioner or own_hash, wanted.router)
+    if (wanted.partitioner, wanted.router) != (None, None) and asked != file.partitioner:
         raise LocalClusterError(
             reason=f"the cluster on {data_dir} routes keys by {file.partitioner}, for ever: "
             "choose another --data"
         )
+    replication_factor = wanted.replication_factor
     if replication_factor is None:
         return
     if replication_factor != file.replication_factor:
@@ -139,6 +178,30 @@ def check_asked(
         )
 
 
+def _check_flags(file: ClusterFile, data_dir: Path, kind: str, given: Sequence[str]) -> None:
+    """Check flags for the servers of a kind against those that the directory remembers."""
+    kept = file.coordinator_flags if kind == "coordinator" else file.node_flags
+    routed = kept[-2:-1] == ["--partitioner"]  # added for the argument of that name
+    if given and list(given) not in (kept, kept[:-2] if routed else kept):
+        raise LocalClusterError(
+            reason=f"the cluster on {data_dir} starts each {kind} with the flags "
+            f"{shlex.join(kept) or '(none)'}, not {shlex.join(given)}: leave the flags out, or "
+            "choose another directory"
+        )
+
+
+def _check_racks(file: ClusterFile, data_dir: Path, racks: Sequence[str]) -> None:
+    """Check the racks of the first nodes against those that the directory remembers."""
+    first = {f"n{index + 1}": index for index in range(file.bootstrap_nodes)}
+    kept = {name: file.members[name].rack for name in first if name in file.members}
+    if racks and kept != {name: racks[first[name] % len(racks)] for name in kept}:
+        listed = ", ".join(f"{name} in {rack or 'none'}" for name, rack in kept.items())
+        raise LocalClusterError(
+            reason=f"the nodes of the cluster on {data_dir} keep their racks ({listed}): leave "
+            "racks out, or choose another data_dir"
+        )
+
+
 def _refused(data_dir: Path, what: str, asked: int, have: int) -> LocalClusterError:
     return LocalClusterError(
         reason=f"the cluster on {data_dir} has {have} {what}, not {asked}: "
@@ -146,12 +209,8 @@ def _refused(data_dir: Path, what: str, asked: int, have: int) -> LocalClusterEr
     )
 
 
-def partitioner_asked(partitioner: str | None, router: str | None) -> str | None:
-    """Return the name of the partitioner with this router; None if neither was asked for.
-
-    Raises:
-        ConfigurationError: there is no such partitioner or router.
-    """
+def _partitioner_asked(partitioner: str | None, router: str | None) -> str | None:
+    """Return the name of the partitioner with this router; None if neither was asked for."""
     if partitioner is None and router is None:
         return None
     return canonical_name(partitioner or "murmur2", router or "")
@@ -162,11 +221,29 @@ def coordinators_of(file: ClusterFile) -> str:
     return ",".join(file.members[name].address for name in file.names("coordinator"))
 
 
+def running_coordinators_of(file: ClusterFile) -> str:
+    """Return the addresses of the coordinators whose processes run; '' if none does. The address of
+    one that does not run may be another cluster's by now.
+    """
+    running = (
+        file.members[name].address
+        for name in file.names("coordinator")
+        if state_of(file.processes.get(name)) is not ProcessState.STOPPED
+    )
+    return ",".join(running)
+
+
+def log_path(data_dir: Path, name: str) -> Path:
+    """Return where a member's process logs."""
+    return data_dir / "logs" / f"{name}.log"
+
+
 def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
     """Return how a member's process is started."""
     member = file.members[name]
-    argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
+    argv = module_command(MODULES[member.kind], "--id", name)
     argv += ["--listen", member.address, "--data", str(data_dir / name)]
+    argv += ["--pid-file", str(pid_path(log_path(data_dir, name)))]
     argv += ["--metrics-listen", member.metrics] if member.metrics else []
     argv += _tls_flags(file, member.kind, name, data_dir)
     if member.kind == "node":

@@ -6,12 +6,13 @@ known here by its pid *and* its start time, and no signal is sent before both ha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -110,17 +111,38 @@ class Child(Protocol):
     def poll(self) -> int | None:
         """Return its exit code, once it has ended."""
 
+    def let_run(self) -> None:
+        """Begin its program."""
+
+
+class HeldProcess(subprocess.Popen[bytes]):
+    """A process that waits for ``let_run`` before it begins its program, under the same pid; it
+    ends if this program ends first.
+    """
+
+    def let_run(self) -> None:
+        assert self.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
+            self.stdin.write(b"\n")
+        self.stdin.close()
+
 
 def launch(argv: Sequence[str], log: BinaryIO, environment: Mapping[str, str]) -> Child:
-    """Start a process in a session of its own (a terminal's Ctrl-C does not reach it)."""
-    return subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
+    """Start a held process in a session of its own (a terminal's Ctrl-C does not reach it)."""
+    return HeldProcess(
+        ["/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh", *argv],
+        bufsize=0,
+        stdin=subprocess.PIPE,
         stdout=log,
         stderr=log,
         env=dict(environment),
         start_new_session=True,
     )
+
+
+def pid_path(log_path: Path) -> Path:
+    """Return the file in which the process with that log says that it serves."""
+    return log_path.with_suffix(".pid")
 
 
 class ManagedProcess:
@@ -140,24 +162,48 @@ class ManagedProcess:
         self.exit_code: int | None = None
         self._child: Child | None = None  # if started here and not reaped
         self._log_start = 0  # bytes of the log before this start
+        self._pid_path = pid_path(log_path)
 
     @property
     def state(self) -> ProcessState:
         self._reap()
-        return state_of(self.identity)
+        state = state_of(self.identity)
+        if state is ProcessState.STOPPED:  # it may have ended in between: its exit code is known
+            self._reap()
+        return state
 
     @property
     def alive(self) -> bool:
         return self.state is not ProcessState.STOPPED
 
-    def start(self, environment: Mapping[str, str]) -> ProcessIdentity | None:
-        """Start it, as ``launch`` does."""
+    @property
+    def serves(self) -> bool:
+        """True once exactly this process has said that it listens at all of its addresses."""
+        if self.identity is None or not self.alive:
+            return False
+        try:
+            return int(self._pid_path.read_text("ascii")) == self.identity.pid
+        except (OSError, ValueError):
+            return False
+
+    def start(
+        self,
+        environment: Mapping[str, str],
+        remember: Callable[[ProcessIdentity], None] = lambda _: None,
+    ) -> ProcessIdentity | None:
+        """Start it. Its program begins once ``remember`` has returned: if this program is killed
+        before, no process runs of which nothing is known.
+        """
         self.exit_code = None
         private_files.make_directory(self.log_path.parent)
+        self._pid_path.unlink(missing_ok=True)  # of a process that was killed
         with open(self.log_path, "ab", opener=private_files.opener) as log:
             self._log_start = log.tell()
             self._child = launch(self.argv, log, environment)
         self.identity = identify(self._child.pid)
+        if self.identity is not None:
+            remember(self.identity)
+        self._child.let_run()
         return self.identity
 
     def signal(self, number: signal.Signals) -> bool:
@@ -211,7 +257,7 @@ def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
 
 
 class Guardian:
-    """The helper process that ends what it watches when this process is gone (guardian.py)."""
+    """The helper process (guardian.py) that ends the processes it watches when this one is gone."""
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from koinon.operate.admin import ClusterStatus
-from koinon.operate.health import problems
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.judge.health import problems
 from koinon_proto.contract.table import NodeStatus
 
 _SERVING = (NodeStatus.ACTIVE, NodeStatus.DRAINING)

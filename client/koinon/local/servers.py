@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from koinon.local.files import LocalClusterError
+from koinon.local.cluster_files import LocalClusterError
 
 MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
 SERVER_NEEDS = ("typer", "lmdb", "prometheus_client", "uvloop", "grpc_health", "grpc_reflection")

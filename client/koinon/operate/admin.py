@@ -11,136 +11,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from koinon.core.closing import Closing
 from koinon.driver.request_ids import operation
-from koinon.operate.access import AccessAdmin
-from koinon.operate.bulk_loads import LoadsClient, LoadView
+from koinon.operate.changes import AccessAdmin, KeyspaceAdmin
+from koinon.operate.cluster_status import ClusterStatus, status_from_proto
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
-from koinon.operate.keyspaces import KeyspaceAdmin
-from koinon.operate.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
-from koinon.operate.views import view
+from koinon.operate.loads_client import LoadsClient, LoadView
+from koinon.operate.plans import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
 from koinon_proto.contract import convert
 from koinon_proto.contract.leader_search import Pace, Repeat
-from koinon_proto.contract.table import (
-    MoveSettings,
-    NodeStatus,
-    PartitionStatus,
-    Table,
-    apply_update,
-)
+from koinon_proto.contract.table import MoveSettings, NodeStatus
 from koinon_proto.security.transport import Dialing
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 IMPATIENT = Pace(attempt_s=ATTEMPT_TIMEOUT_S, pause_s=RETRY_PAUSE_S)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoordinatorView:
-    """One coordinator as the answering member sees it; ``active`` is known by the leader only."""
-
-    member_id: str
-    address: str
-    voter: bool
-    leader: bool
-    active: bool
-    match_index: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionView:
-    """The leader's soft state about one node, with what the node last said of itself."""
-
-    node_number: int
-    live: bool
-    heard_ms_ago: int
-    records: int
-    used_bytes: int
-    map_bytes: int
-    disk_free_bytes: int
-    disk_bytes: int
-    commit_out_ms: int  # for how long the disk has not answered the oldest commit
-    commit_ms: int  # what a commit usually takes; 0: not known
-    reads_per_second: float
-    writes_per_second: float
-    tls_mode: str = ""  # "": of a build that does not say
-    open_addresses: tuple[str, ...] = ()  # where others than its machine come in without TLS
-
-
-@dataclass(frozen=True, kw_only=True)
-class ElectionsView:
-    """The elections of the last ``watched_ms`` (ten minutes at most) as one coordinator saw them:
-    changes of the leader, by how much the term has risen, and since when there was neither.
-    """
-
-    leader_changes: int = 0
-    terms: int = 0
-    watched_ms: int = 0
-    quiet_ms: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterStatus:
-    """A cluster's status as one coordinator tells it; ``sessions`` is empty if it does not lead.
-    ``table`` is None until the cluster exists, and has no rows until it is bootstrapped.
-    """
-
-    member_id: str
-    is_leader: bool
-    leader_id: str
-    leader_address: str
-    term: int
-    commit_index: int
-    applied_index: int
-    coordinators: tuple[CoordinatorView, ...]
-    sessions: tuple[SessionView, ...]
-    table: Table | None
-    lease_ms: int
-    session_timeout_ms: int
-    elections: ElectionsView = ElectionsView()
-    plain: bool = False  # it came by a connection without TLS
-    tls_mode: str = ""  # of the member that answers, as sessions have it of nodes
-    open_addresses: tuple[str, ...] = ()
-
-    @property
-    def ready(self) -> bool:
-        """True if every partition is served."""
-        table = self.table
-        return (
-            table is not None
-            and table.bootstrapped
-            and all(row.status is PartitionStatus.ONLINE for row in table.used_rows)
-        )
-
-    def session_of(self, node_number: int) -> SessionView | None:
-        return next((s for s in self.sessions if s.node_number == node_number), None)
-
-
-def status_from_proto(message: admin_pb2.ClusterStatus, *, plain: bool = False) -> ClusterStatus:
-    """Return the view of a status reply; ``plain``: it came without TLS."""
-    table = None
-    if message.HasField("table") and message.table.cluster.cluster_id:
-        table = apply_update(None, convert.update_from_proto(message.table))
-    return view(
-        ClusterStatus,
-        message,
-        coordinators=tuple(view(CoordinatorView, c) for c in message.coordinators),
-        sessions=tuple(
-            view(
-                SessionView,
-                s.stats,
-                node_number=s.node_number,
-                live=s.live,
-                heard_ms_ago=s.heard_ms_ago,
-            )
-            for s in message.sessions
-        ),
-        table=table,
-        elections=view(ElectionsView, message.elections),
-        plain=plain,
-    )
 
 
 class Admin(Closing):
@@ -164,8 +50,8 @@ class Admin(Closing):
         self._timeout_s = timeout_ms / 1000
         self._coordinators = Coordinators(coordinators, cluster_id, dialing)
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
-        self.access = AccessAdmin(self)
-        self.keyspaces = KeyspaceAdmin(self)
+        self.access = AccessAdmin(self.ask)
+        self.keyspaces = KeyspaceAdmin(self.ask)
         self.addresses = self._coordinators.addresses
 
     def close(self) -> None:
@@ -327,11 +213,3 @@ class Admin(Closing):
             repeat=repeat,
             pace=pace,
         )
-
-
-def count_by_primary(table: Table) -> dict[int, int]:
-    """Return of how many partitions each node is the primary, by node number."""
-    counts: dict[int, int] = dict.fromkeys(table.nodes, 0)
-    for row in table.used_rows:
-        counts[row.primary] = counts.get(row.primary, 0) + 1
-    return counts

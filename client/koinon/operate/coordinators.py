@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from koinon.driver.channels import Channels
+from koinon.driver.rpc.channels import Channels
 from koinon.operate.unknown_outcomes import told
 from koinon.options import parse_addresses
 from koinon_proto.contract.cluster_errors import NotLeaderError
@@ -108,6 +108,7 @@ class Coordinators(Channels):
                 ask(answer.leader_address)
                 waiting += 1
         wrong = self._learn_cluster(answers) or wrong
+        wrong = wrong or self._dialing.certificate_fault()
         if not answers and wrong is not None:
             raise wrong
         if not answers:
@@ -128,7 +129,9 @@ class Coordinators(Channels):
     def _learn_cluster(
         self, answers: dict[str, admin_pb2.ClusterStatus]
     ) -> WrongClusterError | None:
-        """Keep which cluster is meant, and take out what others answered; what that would be."""
+        """Remember the cluster that is meant, and remove the answers of other clusters; return the
+        error that they amount to, if there were any.
+        """
         meant = self.cluster_id or self._of_most(answers)
         named = sorted({_cluster_of(answer) for answer in answers.values()} - {""})
         if not meant and len(named) > 1:
@@ -137,8 +140,9 @@ class Coordinators(Channels):
                 "name those of one"
             )
         self.cluster_id = meant = meant or "".join(named)
+        # A first question names no cluster, so others have answered it.
         others = [a for a, answer in answers.items() if _cluster_of(answer) not in ("", meant)]
-        for address in others:  # of a build that does not refuse by itself
+        for address in others:
             other = _cluster_of(answers.pop(address))
         if not others:
             return None
@@ -165,7 +169,6 @@ class Coordinators(Channels):
         repeat: Repeat,
         pace: Pace = STEADY,
         route: Route | None = None,
-        unimplemented: str = "",
     ) -> Any:
         """Call a method of the leader, of the cluster that is meant; return its answer.
 
@@ -173,7 +176,6 @@ class Coordinators(Channels):
             timeout_s: for all attempts together, and for finding the leader.
             route: whom earlier calls found to lead. Without it, members are asked who leads before
                 each attempt, and where none answers the first time, the call ends at once.
-            unimplemented: what coordinators lack that do not know the method.
 
         Raises:
             UnavailableError: no member answered as the leader until the time was over.
@@ -196,15 +198,15 @@ class Coordinators(Channels):
             return call(request, timeout=search.timeout_s(time.monotonic()))
 
         try:
-            return ask_leader(search, attempt, partial(_fate_of, unimplemented, timeout_s))
+            return ask_leader(search, attempt, partial(_fate_of, timeout_s))
         except NotLeaderError as error:
             raise told(UnavailableError(reason=str(error)), method, repeat) from error
         except (UnavailableError, UnknownFateError) as error:
             raise told(error, method, repeat) from error.__cause__
 
 
-def _fate_of(unimplemented: str, timeout_s: float, failure: grpc.RpcError) -> KoinonError:
-    fate = rpc.fate_of(failure, unimplemented=unimplemented)
+def _fate_of(timeout_s: float, failure: grpc.RpcError) -> KoinonError:
+    fate = rpc.fate_of(failure)
     if isinstance(fate, UnknownFateError) and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return UnknownFateError(reason=f"no answer within {timeout_s:g} s")
     return fate

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 
-from koinon.driver.channels import Channels
-from koinon.operate.admin import ClusterStatus
+from koinon.driver.rpc.channels import Channels
+from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.views import view
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.server import rpc
@@ -110,9 +110,7 @@ class Replicas(Channels):
                 reply = call.result()
             except grpc.RpcError:
                 continue
-            held = reply.partition_ids
-            stale = reply.stale or [True] * len(held)  # of a build that does not say
-            columns = zip(held, reply.records, reply.bytes, stale, strict=True)
+            columns = zip(reply.partition_ids, reply.records, reply.bytes, reply.stale, strict=True)
             for partition_id, records, size, guessed in columns:
                 said[number, partition_id] = PartitionSize(
                     records=records, bytes=size, guessed=guessed

@@ -13,8 +13,8 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from koinon.driver.channels import Channels
-from koinon.operate.hotspots import (
+from koinon.driver.rpc.channels import Channels
+from koinon.operate.judge.hotspots import (
     MEASURES,
     READ_BYTES,
     READS,

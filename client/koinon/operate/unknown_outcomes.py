@@ -57,9 +57,11 @@ JOBS_CHANGES = ("OpenLoad", "TouchLoad", "CommitLoad", "AbortLoad")
 
 
 def told(error: KoinonError, method: str, repeat: Repeat) -> KoinonError:
-    """Return the error that a call of the leader's ``method`` ended with, as an operator is told
-    it: a question, and a change that no leader took, say that nothing was changed; any other change
-    names itself and what shows its fate.
+    """Return the error of a call of the leader's ``method`` in an operator's words.
+
+    A question, and a change that no leader accepted, say that nothing was changed. A change whose
+    answer was lost becomes a ChangeFateError: its effect, and the command that shows whether it
+    took place.
     """
     never_taken = method in EFFECTS and method not in JOBS_CHANGES
     if (method in QUESTIONS or never_taken) and isinstance(error, UnavailableError):

@@ -7,7 +7,7 @@
 >>> spark.read.format("koinon").option("coordinators", "127.0.0.1:7400").load()
 
 Needs ``pip install 'koinon[spark]'`` wherever Python runs: on the driver and on the executors. The
-options stand in ``koinon.spark.options``; ``koinon.spark.encoding.keys`` makes keys of columns,
+options stand in docs/spark.md; ``koinon.spark.encoding.keys`` makes keys of columns,
 ``koinon.spark.encoding.values`` makes values of rows.
 """
 
@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from koinon.spark.counting import count as count
     from koinon.spark.datasource import KoinonDataSource as KoinonDataSource
+    from koinon.spark.datasource import count as count
     from koinon.spark.datasource import register as register
     from koinon.spark.encoding.keys import key_bytes as key_bytes
     from koinon.spark.lookups import lookup as lookup
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "KoinonDataSource": "koinon.spark.datasource",
-    "count": "koinon.spark.counting",
+    "count": "koinon.spark.datasource",
     "register": "koinon.spark.datasource",
     "key_bytes": "koinon.spark.encoding.keys",
     "lookup": "koinon.spark.lookups",

@@ -15,21 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from random import Random
 from typing import Any, TypeVar
 
 import grpc
 
 from koinon.client import Client, connect
-from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
+from koinon.core.retry import RetryAfter, RetryPolicy, final_error
 from koinon.core.routing import Router, Routing
 from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace, Target, target_of
-from koinon.driver.channels import Channels
-from koinon.driver.reachability import why_unreachable
 from koinon.driver.request_ids import operation
+from koinon.driver.rpc.channels import Channels
+from koinon.driver.rpc.reachability import why_unreachable
 from koinon.driver.table_requests import TableRequests
-from koinon.operate.bulk_loads import LoadsClient
 from koinon.operate.coordinators import Coordinators
+from koinon.operate.loads_client import LoadsClient
 from koinon.options import parse_addresses
 from koinon.spark.options import ClusterOptions
 from koinon_proto.contract.errors import (
@@ -215,7 +214,6 @@ class Retries:
     def __init__(self, cluster: Cluster, stopped: threading.Event | None = None) -> None:
         self._cluster = cluster
         self._stopped = stopped or threading.Event()
-        self._random = Random()
         self._policy = RetryPolicy()
         self.progress()
 
@@ -253,13 +251,7 @@ class Retries:
             self._cluster.refresh(revision)
 
     def _again(self, error: KoinonError) -> RetryAfter:
-        again = decide(
-            error,
-            attempt=self._attempt,
-            idempotent=True,
-            policy=self._policy,
-            random=self._random,
-        )
+        again = self._policy.decide(error, attempt=self._attempt, idempotent=True)
         if again is None:
             raise named(error, self._cluster.keyspace)
         return again

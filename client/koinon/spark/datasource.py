@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -31,11 +32,11 @@ from pyspark.sql.types import StructType
 
 from koinon.core.scanning import partitions_with
 from koinon.spark.cluster import cluster_of, opened
-from koinon.spark.encoding.typed import fields_of
-from koinon.spark.options import ReadOptions, read_options, write_options
+from koinon.spark.encoding.typed import RowForm, field_of
+from koinon.spark.options import PERMISSIVE, ReadOptions, read_options, write_options
 from koinon.spark.reading import (
-    COUNTS,
-    METADATA,
+    RECORD,
+    ReadColumns,
     count_partitions,
     read_keys,
     read_partitions,
@@ -46,6 +47,7 @@ from koinon.spark.writing.planning import Field, plan_rows
 from koinon.spark.writing.tasks import run_task
 from koinon_proto.contract.bulk_loads import StreamBatch
 from koinon_proto.contract.errors import ConfigurationError, InternalError
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import MAX_KEY_BYTES
 
 FORMAT: Final = "koinon"
@@ -57,15 +59,19 @@ other filters of a union or a join, would read what the last filter left. Such a
 that take no filter; option ``keys`` names keys there.
 """
 KEYS_PER_TASK: Final = 10_000
+_METADATA: Final = ("_partition_id", "_version", "_expires_at")
+_COUNTS: Final = ("partition_id", "rows")
 _DDL: Final = {
     "key": "binary",
     "value": "binary",
     "partition_id": "int",
-    "version": "long",
+    "version": "bigint",
     "expires_at": "timestamp",
-    "rows": "long",
+    "rows": "bigint",
 }
+"""Spark's types of what ``reading.RECORD`` has."""
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_EXECUTION, _ROOT_EXECUTION = "spark.sql.execution.id", "spark.sql.execution.root.id"
 _RUN: Final = "spark.jobGroup.id"
 """A stream's run sets its jobs' group to its own id."""
 
@@ -97,9 +103,29 @@ def register(spark: SparkSession) -> None:
             spark.conf.set(PUSHDOWN, "true")
 
 
+def count(spark: SparkSession, *, coordinators: str, prefix: str = "", **options: str) -> int:
+    """Return the number of live records whose keys begin with ``prefix``. A record that exists
+    during the whole call counts once; an expired or deleted record never counts, whether or not its
+    room is free yet. The call costs less than reading keys; ``DataFrame.count()`` reads values,
+    because Spark tells a data source in Python no columns.
+
+    Args:
+        coordinators: ``host:port,…``.
+        options: further options of reads: ``keyspace``, ``timeout``, ``tlsBundle``, ``tokenFile``.
+
+    Raises:
+        ConfigurationError: from the query, as Spark tells of it: an option is wrong.
+    """
+    reader = spark.read.format("koinon").options(coordinators=coordinators, counts="true")
+    if prefix:
+        reader = reader.option("prefix", prefix)
+    counted = reader.options(**options).load().agg({"rows": "sum"}).first()
+    return int(counted[0] or 0) if counted is not None else 0
+
+
 class KoinonDataSource(DataSource):
-    """Reads and writes a cluster's records; see ``koinon.spark.options``. Where a read, a write or
-    a micro-batch is planned, the keyspace's name is looked up, and never again for that job.
+    """Reads and writes a cluster's records; docs/spark.md has their options. Where a read, a write
+    or a micro-batch is planned, the keyspace's name is looked up, and never again for that job.
     """
 
     @classmethod
@@ -114,17 +140,16 @@ class KoinonDataSource(DataSource):
                 "types: .schema(orders.schema), or .schema('o_orderkey long, …')"
             )
         if options.counts:
-            names = list(COUNTS)
+            names = list(_COUNTS)
         else:
             names = ["key"] if options.keys_only else ["key", "value"]
-            names += METADATA if options.metadata else ()
-        return ", ".join(f"{name} {_DDL[name]}" for name in names)
+            names += _METADATA if options.metadata else ()
+        return ", ".join(f"{name} {_DDL[name.removeprefix('_')]}" for name in names)
 
     def reader(self, schema: StructType) -> KoinonReader:
         options = read_options(self.options)
-        offered = COUNTS if options.counts else ("key", "value", *METADATA)
-        names, fields = _read_columns(schema, offered, fields=bool(options.value_encoding))
-        return KoinonReader(opened(options), names, fields)
+        wanted = _read_columns(schema, options)
+        return KoinonReader(opened(options), wanted)
 
     def writer(self, schema: StructType, overwrite: bool) -> KoinonWriter:
         job = self._job(schema, overwrite)
@@ -133,7 +158,17 @@ class KoinonDataSource(DataSource):
         return KoinonWriter(job)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KoinonStreamWriter:  # noqa: N802
-        return KoinonStreamWriter(self._job(schema, overwrite))
+        job = self._job(schema, overwrite)
+        options = job.options
+        if options.transaction is not None:
+            raise ConfigurationError(reason="option txnAppId: streams number their batches")
+        if overwrite and not (options.prefix or options.own_keyspace):
+            raise ConfigurationError(
+                reason="output mode complete replaces at each batch all keys that the query owns: "
+                "name them by option prefix, or give ownKeyspace 'true' if everything in keyspace "
+                f"{options.keyspace or DEFAULT!r} is the query's"
+            )
+        return KoinonStreamWriter(job)
 
     def _job(self, schema: StructType, overwrite: bool) -> Job:
         fields: list[Field] = [(field.name, field.dataType.jsonValue()) for field in schema.fields]
@@ -143,6 +178,7 @@ class KoinonDataSource(DataSource):
             plan=plan_rows(options, fields),
             options=opened(options),
             overwrite=overwrite,
+            stream_batch=options.transaction,
         )
 
 
@@ -160,7 +196,9 @@ class KoinonWriter(DataSourceArrowWriter):
         self.job = job
 
     def write(self, iterator: Iterator[Any]) -> Staged:
-        return Staged(run_task(self.job, _task_context().partitionId(), iterator))
+        context = _task_context()
+        _refuse_new_table(context)
+        return Staged(run_task(self.job, context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         Commit(job=self.job, reports=_all_reports(messages)).run()
@@ -231,11 +269,9 @@ class Keys(InputPartition):
 class KoinonReader(DataSourceReader):
     """Reads records of all partitions, or those of the keys that options or a filter name."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str], fields: Any = None) -> None:
-        """``fields``: those of the names that are fields of the values, an Arrow schema."""
+    def __init__(self, options: ReadOptions, wanted: ReadColumns) -> None:
         self.options = options
-        self.names = tuple(names)
-        self.fields = fields
+        self.wanted = wanted
         self.keys: frozenset[bytes] | None = (
             None if options.keys is None else frozenset(options.keys)
         )
@@ -273,11 +309,11 @@ class KoinonReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, Keys):
-            return read_keys(self.options, self.names, partition.keys, self.fields)
+            return read_keys(self.options, self.wanted, partition.keys)
         if isinstance(partition, Partitions) and self.options.counts:
-            return count_partitions(self.options, self.names, partition.partition_ids)
+            return count_partitions(self.options, self.wanted, partition.partition_ids)
         if isinstance(partition, Partitions):
-            return read_partitions(self.options, self.names, partition.partition_ids, self.fields)
+            return read_partitions(self.options, self.wanted, partition.partition_ids)
         return iter(())  # what Spark makes of no partitions
 
 
@@ -319,38 +355,69 @@ def _keys_named(given: Any) -> frozenset[bytes] | None:
     return None
 
 
-def _read_columns(
-    schema: StructType, offered: Sequence[str], *, fields: bool
-) -> tuple[list[str], Any]:
-    """Return the columns to be read, and which of them are fields of the values (an Arrow schema;
-    None: none). With ``fields``, all are that are not the record's own.
+def _read_columns(schema: StructType, options: ReadOptions) -> ReadColumns:
+    """Return the columns to be read: the record's own, and fields of the rows in values.
 
     Raises:
-        ConfigurationError: a column that there is not, or of another type.
+        ConfigurationError: a column that there is not, or of a type that it cannot have.
     """
-    in_values = []
-    for field in schema.fields:
-        if field.name not in offered and fields:
-            in_values.append(field)
+    own = _own_columns(options)
+    corrupt = options.corrupt_column if options.value_encoding else None
+    record, fields, made = {}, [], []
+    for column in schema.fields:
+        name, kind = column.name, column.dataType.simpleString()
+        if name in own:
+            _check_type(name, kind, (_DDL[own[name]],))
+            record[name] = own[name]
+            made.append(pa.field(name, RECORD[own[name]], nullable=column.nullable))
             continue
-        if field.name not in offered:
-            raise ConfigurationError(
-                reason=f"schema: there is no column {field.name!r} among {', '.join(offered)}"
-            )
-        wanted = _DDL[field.name]
-        if field.dataType.simpleString() not in (wanted, wanted.replace("long", "bigint")):
-            raise ConfigurationError(
-                reason=f"schema: column {field.name!r} has type {wanted}, "
-                f"not {field.dataType.simpleString()}; cast it after reading"
-            )
-    try:
-        typed = fields_of([(field.name, field.dataType.jsonValue()) for field in in_values])
-    except ConfigurationError as error:
-        raise ConfigurationError(reason=f"schema: {error.reason}") from error
-    return [field.name for field in schema.fields], typed if in_values else None
+        if not options.value_encoding:
+            _refuse(f"there is no column {name!r} among {', '.join(own)}")
+        if name == corrupt:
+            _check_type(name, kind, ("string", "binary"))
+        try:
+            made.append(field_of(name, column.dataType.jsonValue(), nullable=column.nullable))
+        except ConfigurationError as error:
+            _refuse(error.reason)
+        fields += [made[-1]] if name != corrupt else []
+        if options.malformed_mode == PERMISSIVE and not column.nullable:
+            _refuse(f"column {name!r} is NOT NULL: mode permissive makes nulls of malformed values")
+    form = None
+    if len(record) < len(made):
+        form = RowForm(
+            fields=pa.schema(fields),
+            encoding=options.value_encoding,
+            mode=options.malformed_mode,
+            corrupt=next((field for field in made if field.name == corrupt), None),
+        )
+    return ReadColumns(schema=pa.schema(made), record=record, rows=form)
 
 
-# --- what both share ----------------------------------------------------------------------------
+def _own_columns(options: ReadOptions) -> dict[str, str]:
+    """Return the names of the columns that are the record's own, with what of the record they are.
+    Where values are rows these are named apart, and only if that is asked for: a field of a row may
+    have any name.
+    """
+    if options.counts:
+        return {name: name for name in _COUNTS}
+    own: tuple[str, ...] = ("key", "value", *_METADATA)
+    if options.value_encoding:
+        own = ("_key", "_value", *_METADATA) if options.metadata else ()
+    return {name: name.removeprefix("_") for name in own}
+
+
+def _check_type(name: str, kind: str, allowed: Sequence[str]) -> None:
+    if kind not in allowed:
+        _refuse(
+            f"column {name!r} has type {' or '.join(allowed)}, not {kind}; cast it after reading"
+        )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigurationError(reason=f"schema: {reason}")
+
+
+# --- the tasks of both ----------------------------------------------------------------------------
 
 
 def _task_context() -> TaskContext:
@@ -358,6 +425,23 @@ def _task_context() -> TaskContext:
     if context is None:
         raise InternalError(reason="rows are written outside of a Spark task")
     return context
+
+
+def _refuse_new_table(context: TaskContext) -> None:
+    """Refuse to fill a table that Spark has just made: ``saveAsTable``, or ``writeTo(…).create()``.
+    Spark tells a data source in Python of it by nothing but this: the write is an execution within
+    another one. An execution within a stream's is of ``foreachBatch``.
+
+    Raises:
+        ConfigurationError: the write makes a table.
+    """
+    execution, root = map(context.getLocalProperty, (_EXECUTION, _ROOT_EXECUTION))
+    if root and execution != root and not context.getLocalProperty(_QUERY):
+        raise ConfigurationError(
+            reason="saveAsTable and writeTo make tables, which no data source in Python can have: "
+            "write by save(), and query by CREATE TEMPORARY VIEW … USING koinon OPTIONS (…). "
+            "Nothing was written"
+        )
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:

@@ -14,15 +14,17 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from koinon.spark.cluster import client_of, opened
 from koinon.spark.encoding.keys import encode_keys
+from koinon.spark.key_steps import KeySteps
 from koinon.spark.options import KEY_ENCODINGS, cluster_options
+from koinon.spark.writing.planning import find_column
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_KEY_BYTES
 
 KEYS_PER_CALL: Final = 10_000
-PIECE_BYTES: Final = 256 * 1024 * 1024
-"""Of values in one record batch of the result, unless one value alone is larger. An Arrow array of
-bytes ends at 2 GB.
-"""
+PIECE_BYTES: Final = 64 * 1024 * 1024
+"""Of values in one record batch of the result, unless one value alone is larger."""
+
+GetMany = Callable[[Sequence[bytes]], Sequence[bytes | None]]
 
 
 def lookup(
@@ -34,19 +36,24 @@ def lookup(
     value: str = "value",
     timeout: str = "2m",
     keyspace: str = "",
+    tls_bundle: str = "",
+    token_file: str = "",
 ) -> DataFrame:
     """Return the DataFrame with one more binary column: the value of the row's key, or null where
-    there is no such record. Rows stay in their partitions. Equal keys of a batch are asked for
-    once, and their values are in the task's memory together. It is no snapshot: each value is read
-    when its row is.
+    there is no such record. Rows stay in their partitions. Equal keys that are asked for together
+    are asked for once: as many as their values take about 64 MiB. It is no snapshot: each value is
+    read when its row is.
 
     Args:
-        on: the column, or columns, that make the key, as option ``keyColumn`` takes them.
+        on: the column, or columns, that make the key, as option ``keyColumn`` takes them: by their
+            names, or else by their names in any case.
         coordinators: ``host:port,…``.
         key_encoding: of integers, as option ``keyEncoding``.
         value: the name of the new column.
         timeout: how long a batch of keys is retried: ``30s``, ``2m``.
         keyspace: the one that keys are looked up in; by default ``default``.
+        tls_bundle, token_file: paths on the driver and on every executor, as options ``tlsBundle``
+            and ``tokenFile``.
 
     Raises:
         ConfigurationError: no such column, a column named ``value`` that exists, or a bad argument.
@@ -54,23 +61,27 @@ def lookup(
             has been dropped.
         KoinonError: from the query: as ``Client.get_many``.
     """
-    columns = (on,) if isinstance(on, str) else tuple(on)
-    missing = [name for name in columns if name not in df.columns]
-    if missing or not columns:
-        raise ConfigurationError(reason=f"on: no column {missing or ''} among {df.columns}")
-    if value in df.columns:
+    named = (on,) if isinstance(on, str) else tuple(on)
+    if not named:
+        raise ConfigurationError(reason="on: name the column, or the columns, of the key")
+    columns = [find_column("on", name, df.columns) for name in named]
+    if value.lower() in map(str.lower, df.columns):
         raise ConfigurationError(reason=f"value: there is a column {value!r} already")
     if key_encoding not in KEY_ENCODINGS:
         raise ConfigurationError(reason=f"key_encoding: is none of {', '.join(KEY_ENCODINGS)}")
     given = {"coordinators": coordinators, "keyspace": keyspace, "timeout": timeout}
-    options = opened(cluster_options(given))
+    given |= {"tlsBundle": tls_bundle, "tokenFile": token_file}
+    options = cluster_options(given)
+    options.dialing()  # complain now, not in a task
+    options = opened(options)
 
     def look_up(batches: Iterator[Any]) -> Iterator[Any]:
+        steps = KeySteps(KEYS_PER_CALL)
         with client_of(options) as client:
             for batch in batches:
-                keys = encode_keys([batch.column(name) for name in columns], key_encoding)
+                keys = encode_keys([batch.column(at) for at in columns], key_encoding)
                 at = 0
-                for found in values_of(keys, client.get_many):
+                for found in values_of(keys, client.get_many, steps):
                     rows = batch.slice(at, len(found))
                     at += len(found)
                     yield pa.RecordBatch.from_arrays(
@@ -81,19 +92,23 @@ def lookup(
     return df.mapInArrow(look_up, schema)
 
 
-def values_of(
-    keys: Any, get_many: Callable[[Sequence[bytes]], Sequence[bytes | None]]
-) -> Iterator[Any]:
+def values_of(keys: Any, get_many: GetMany, steps: KeySteps) -> Iterator[Any]:
     """Yield the value of each key (a ``binary`` array), in arrays of about ``PIECE_BYTES`` at most;
     null for null, for what no key can be, and where there is no record.
     """
+    at = 0
+    while at < len(keys):
+        some = keys.slice(at, steps.keys)
+        at += len(some)
+        yield from _values_at_once(some, get_many, steps)
+
+
+def _values_at_once(keys: Any, get_many: GetMany, steps: KeySteps) -> Iterator[Any]:
     coded = keys.dictionary_encode()
     distinct = coded.dictionary.to_pylist()
     wanted = [key for key in distinct if 0 < len(key) <= MAX_KEY_BYTES]
-    found: dict[bytes, bytes | None] = {}
-    for at in range(0, len(wanted), KEYS_PER_CALL):
-        some = wanted[at : at + KEYS_PER_CALL]
-        found.update(zip(some, get_many(some), strict=True))
+    found = dict(zip(wanted, get_many(wanted), strict=True)) if wanted else {}
+    steps.took(len(keys), sum(len(value or b"") for value in found.values()))
     values = [found.get(key) for key in distinct]
     places = coded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
     values.append(None)  # of null

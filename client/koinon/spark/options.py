@@ -1,55 +1,6 @@
 """The options of the data source, parsed and checked. Names are case-insensitive, as Spark's are.
 
-Every option, with its default:
-
-========================= =================================================================
-``coordinators``          required: ``host:port,host:port`` of coordinators (or nodes), or a URL
-                          whose path is the keyspace: ``koinon://host:port/carts``
-``keyspace``              the keyspace that keys are in; ``default``, or that of the URL
-``tlsBundle``             the identity file (PEM) to connect by TLS with, on every machine
-                          (``KOINON_TLS_BUNDLE``, and plain without that)
-``tokenFile``             the file with the user's token (``KOINON_TOKEN_FILE``)
-``timeout``               ``2m``: how long one step is retried while it is not served
-writing
-``keyColumn``             the key: one column, or several separated by commas
-                          (``key``, where the columns are exactly ``key`` and ``value``)
-``keyEncoding``           ``binary``: integers as 8 bytes that sort like the numbers; ``text``:
-                          as decimal digits. See ``koinon.spark.encoding.keys``
-``valueColumn``           a binary or string column: its bytes are the value
-                          (``value``, where the columns are exactly ``key`` and ``value``)
-``valueEncoding``         ``json`` or ``msgpack``: the whole row is the value, instead of one
-                          column. See ``koinon.spark.encoding.values``
-``ttl``                   ``30m``, ``12h``: rows expire so long after their task began; none
-``ttlColumn``             an integer column: each row expires so many milliseconds after its task
-                          began; or a timestamp column: it expires then. Null: as ``ttl`` says
-``deleteColumn``          a boolean column: rows where it is true delete their keys, whatever else
-                          they hold; null is false
-``orderBy``               where a key repeats, the row with the greatest value of this column
-                          stays (null: the least; equal: the last row); without it a key that
-                          repeats fails the job
-``prefix``, ``prefixHex`` of mode ``overwrite``: only keys that begin so are replaced, and every
-                          row's key has to begin so. As text, or as bytes in hex; none
-``badRecordsPath``        rows that cannot be stored are written there as JSON lines, instead of
-                          failing the job: a directory, or a URI that pyarrow.fs knows
-``maxBytesPerSecond``     ``50MB``: what each task sends at most (the job: times the tasks that
-                          run at once); no limit
-``memoryBytes``           ``64MiB``: rows that a task buffers, as encoded; it takes up to three
-                          times as much, and some 50 MB for messages under way
-``loadTimeout``           ``30m``: a load that no task touches for so long is given up
-``mergeTimeout``          ``10m``: how long ``save()`` waits for a merge that does not advance
-``description``           what ``koinon admin loads`` shows, up to 200 characters
-reading
-``prefix``, ``prefixHex`` only keys that begin so
-``keys``, ``keysHex``     only these keys, without a scan: as text or in hex, separated by commas
-``valueEncoding``         ``json`` or ``msgpack``: the columns of ``schema(…)`` are fields of
-                          the rows that the values hold. See ``koinon.spark.encoding.typed``
-``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read
-``counts``                ``false``; ``true``: the columns ``partition_id`` and ``rows``: how many
-                          records each partition has; keys are read, and go no further
-``metadata``              ``false``; ``true``: also ``partition_id``, ``version``, ``expires_at``
-``partitionsPerTask``     ``256``: partitions of one node that a task reads, at most
-``pageBytes``             ``4MiB``: what a task asks for at once
-========================= =================================================================
+docs/spark.md has a table of all of them, with their defaults.
 """
 
 from __future__ import annotations
@@ -63,9 +14,11 @@ from koinon.core.quantities import parse_duration_ms, parse_size
 from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace
 from koinon.options import parse
 from koinon_proto.contract.bulk_loads import (
+    LOAD_NAME_CHARS_MAX,
     LOAD_TEXT_CHARS_MAX,
     LOAD_TIMEOUT_MS_MAX,
     LOAD_TIMEOUT_MS_MIN,
+    StreamBatch,
 )
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_TTL_MS
@@ -73,6 +26,7 @@ from koinon_proto.security.transport import Dialing, dialing
 
 KEY_ENCODINGS = ("binary", "text")
 VALUE_ENCODINGS = ("json", "msgpack")
+MALFORMED_MODES = FAILFAST, PERMISSIVE, DROPMALFORMED = "failfast", "permissive", "dropmalformed"
 MEMORY_BYTES_MIN = 1 << 20
 MEMORY_BYTES_MAX = 1 << 30
 PAGE_BYTES_MIN = 1 << 10
@@ -90,6 +44,9 @@ WRITE_OPTIONS = (
     "ttlColumn",
     "deleteColumn",
     "orderBy",
+    "ownKeyspace",
+    "txnAppId",
+    "txnVersion",
     "badRecordsPath",
     "maxBytesPerSecond",
     "memoryBytes",
@@ -103,6 +60,8 @@ READ_OPTIONS = (
     "keys",
     "keysHex",
     "valueEncoding",
+    "mode",
+    "columnNameOfCorruptRecord",
     "keysOnly",
     "counts",
     "metadata",
@@ -157,6 +116,8 @@ class WriteOptions(ClusterOptions):
     delete_column: str
     order_column: str
     prefix: bytes
+    own_keyspace: bool
+    transaction: StreamBatch | None
     bad_records_path: str
     bytes_per_second_max: int
     memory_bytes: int
@@ -172,6 +133,8 @@ class ReadOptions(ClusterOptions):
     prefix: bytes
     keys: tuple[bytes, ...] | None
     value_encoding: str
+    malformed_mode: str
+    corrupt_column: str
     keys_only: bool
     counts: bool
     metadata: bool
@@ -210,6 +173,8 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
         delete_column=options.text("deleteColumn"),
         order_column=options.text("orderBy"),
         prefix=prefix,
+        own_keyspace=options.flag("ownKeyspace"),
+        transaction=options.transaction(),
         bad_records_path=options.text("badRecordsPath"),
         bytes_per_second_max=options.size("maxBytesPerSecond", "0", least=1),
         memory_bytes=options.size(
@@ -232,11 +197,16 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     value_encoding = options.one_of("valueEncoding", VALUE_ENCODINGS, "")
     if value_encoding and (counts or options.flag("keysOnly")):
         options.refuse("valueEncoding", "is for values: leave counts and keysOnly out")
+    malformed_mode = options.one_of("mode", MALFORMED_MODES, "")
+    if malformed_mode and not value_encoding:
+        options.refuse("mode", "is for rows in values: give valueEncoding, or leave mode out")
     return ReadOptions(
         **options.cluster(),
         prefix=options.prefix(),
         keys=keys,
         value_encoding=value_encoding,
+        malformed_mode=malformed_mode or FAILFAST,
+        corrupt_column=options.text("columnNameOfCorruptRecord", "_corrupt_record"),
         keys_only=options.flag("keysOnly"),
         counts=counts,
         metadata=options.flag("metadata"),
@@ -348,6 +318,18 @@ class _Given:
         if text != default.lower() and not least <= value <= most:
             self.refuse(name, f"{text!r} is out of range: {least} to {most} bytes")
         return value
+
+    def transaction(self) -> StreamBatch | None:
+        app_id, version = self.text("txnAppId"), self.text("txnVersion")
+        if bool(app_id) != bool(version):
+            self.refuse("txnVersion", "and txnAppId belong together: give both, or neither")
+        if not app_id:
+            return None
+        if not version.isdecimal() or int(version) >= 1 << 63:
+            self.refuse("txnVersion", f"{version[:40]!r} is no whole number of 63 bits")
+        if len(app_id) > LOAD_NAME_CHARS_MAX:
+            self.refuse("txnAppId", f"has more than {LOAD_NAME_CHARS_MAX} characters")
+        return StreamBatch(app_id, int(version))
 
     def prefix(self) -> bytes:
         text, in_hex = self._given.get("prefix", ""), self.text("prefixHex")

@@ -8,7 +8,7 @@ neither read nor counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 
 from koinon.core.routing import Routing
 from koinon.core.scanning import PartitionProgress
-from koinon.driver.node_link import refused
+from koinon.driver.rpc.kv_messages import refused
 from koinon.spark.cluster import Cluster, Retries, client_of, cluster_of
 from koinon.spark.encoding import arrays
-from koinon.spark.encoding.typed import decode_rows
+from koinon.spark.encoding.typed import RowForm, decode_rows
+from koinon.spark.key_steps import KeySteps
 from koinon.spark.options import ReadOptions
 from koinon.types import Entry
 from koinon_proto.contract import arrow, columns
@@ -31,7 +32,7 @@ from koinon_proto.partitioner import Partitioner, partitioner_of
 from koinon_proto.v1 import loads_pb2
 
 KEYS_PER_CALL: Final = 1_000
-COLUMN_TYPES: Final = {
+RECORD: Final = {
     "key": pa.binary(),
     "value": pa.binary(),
     "partition_id": pa.int32(),
@@ -39,9 +40,24 @@ COLUMN_TYPES: Final = {
     "expires_at": pa.timestamp("us", "UTC"),
     "rows": pa.int64(),
 }
-_NEVER: Final = pa.scalar(None, COLUMN_TYPES["expires_at"])
-METADATA: Final = ("partition_id", "version", "expires_at")
-COUNTS: Final = ("partition_id", "rows")
+"""What is known of a record, or (``rows``) of a partition, and the types of such columns."""
+_NEVER: Final = pa.scalar(None, RECORD["expires_at"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadColumns:
+    """The columns of a read. ``schema``: Arrow's, of its batches; ``record``: by names of columns,
+    what of RECORD they are; all others are fields of the values, which ``rows`` describes.
+    """
+
+    schema: Any
+    record: Mapping[str, str]
+    rows: RowForm | None = None
+
+    @property
+    def asked(self) -> set[str]:
+        """Return the fields of a record that the reader needs: names of RECORD."""
+        return {*self.record.values(), *(("key", "value") if self.rows else ())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +71,12 @@ class Page:
 
 
 def read_partitions(
-    options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int], fields: Any = None
+    options: ReadOptions, wanted: ReadColumns, partition_ids: Sequence[int]
 ) -> Iterator[Any]:
-    """Yield the records of partitions as record batches of the named columns. ``fields``: which of
-    them are fields of the values, and their types.
+    """Yield the records of partitions as record batches.
 
     Raises:
+        InvalidArgumentError: a value is malformed, and that ends the read.
         UnavailableError: a partition was not served in time.
         KoinonError: a node refused for good.
     """
@@ -68,16 +84,15 @@ def read_partitions(
         cluster_of(options) as cluster,
         ThreadPoolExecutor(1, thread_name_prefix="koinon-read") as ahead,
     ):
-        asked = names if fields is None else (*names, "value")
-        pages = _pages(cluster, options, asked, partition_ids)
+        pages = _pages(cluster, options, wanted.asked, partition_ids)
         fetching = ahead.submit(next, pages, None)
         while (page := fetching.result()) is not None:
             fetching = ahead.submit(next, pages, None)
-            yield batch_of(names, _columns_of(page, asked), fields, options.value_encoding)
+            yield from batch_of(wanted, _columns_of(page, wanted.asked))
 
 
 def count_partitions(
-    options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
+    options: ReadOptions, wanted: ReadColumns, partition_ids: Sequence[int]
 ) -> Iterator[Any]:
     """Yield one record batch: how many records each of the partitions has. Raises as
     ``read_partitions`` does.
@@ -92,11 +107,11 @@ def count_partitions(
         "partition_id": arrays.i32_array(counted[:, 0].astype(np.int32)),
         "rows": arrow.indices(counted[:, 1].copy()),
     }
-    yield batch_of(names, made)
+    yield from batch_of(wanted, made)
 
 
 def _pages(
-    cluster: Cluster, options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
+    cluster: Cluster, options: ReadOptions, names: Collection[str], partition_ids: Sequence[int]
 ) -> Iterator[Page]:
     progress, retries = PartitionProgress(partition_ids), Retries(cluster)
     while not progress.done:
@@ -128,7 +143,7 @@ def _pages(
 def _ask(
     cluster: Cluster,
     options: ReadOptions,
-    names: Sequence[str],
+    names: Collection[str],
     routing: Routing,
     owner: str,
     partition_ids: list[int],
@@ -176,7 +191,7 @@ def _key(rows: columns.Columns, at: int) -> bytes:
     return bytes(rows.keys[int(rows.key_offsets[at]) : int(rows.key_offsets[at + 1])])
 
 
-def _columns_of(page: Page, names: Sequence[str]) -> dict[str, Any]:
+def _columns_of(page: Page, names: Collection[str]) -> dict[str, Any]:
     """Return a page's records as columns; keys and values are views of the page."""
     rows = page.rows
     made: dict[str, Any] = {"key": arrays.from_offsets(rows.key_offsets, rows.keys)}
@@ -204,29 +219,31 @@ def _versions(versions: arrays.U64Array) -> Any:
 
 def _instants(unix_ms: arrays.U64Array) -> Any:
     """Return Unix times as timestamps, null for 0."""
-    micros = arrow.indices(unix_ms.astype(np.int64) * 1000).view(COLUMN_TYPES["expires_at"])
+    micros = arrow.indices(unix_ms.astype(np.int64) * 1000).view(RECORD["expires_at"])
     return pc.if_else(arrow.truths(unix_ms != 0), micros, _NEVER)
 
 
-def batch_of(
-    names: Sequence[str], made: dict[str, Any], fields: Any = None, encoding: str = ""
-) -> Any:
-    """Return the record batch of the named columns, in this order; ``fields`` are decoded."""
-    types: dict[str, Any] = dict(COLUMN_TYPES)
-    if fields is not None:
-        types.update(zip(fields.names, fields.types, strict=True))
-        decoded = decode_rows(made["key"], made["value"], fields, encoding)
-        made = {**made, **dict(zip(fields.names, decoded, strict=True))}
-    schema = pa.schema([pa.field(name, types[name]) for name in names])
-    return pa.RecordBatch.from_arrays([made[name] for name in names], schema=schema)
+def batch_of(wanted: ReadColumns, made: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the record batch of the wanted columns, unless it has no row; ``made``: of records, by
+    names of RECORD.
+    """
+    columns = {name: made[of] for name, of in wanted.record.items()}
+    rows = len(next(iter(made.values())))
+    if wanted.rows is not None:
+        fields, kept = decode_rows(made["key"], made["value"], wanted.rows)
+        if kept is not None:
+            rows = len(kept)
+            columns = {name: column.take(kept) for name, column in columns.items()}
+        columns |= fields
+    if rows:
+        ordered = [columns[name] for name in wanted.schema.names]
+        yield pa.RecordBatch.from_arrays(ordered, schema=wanted.schema)
 
 
 # --- single keys --------------------------------------------------------------------------------
 
 
-def read_keys(
-    options: ReadOptions, names: Sequence[str], keys: Sequence[bytes], fields: Any = None
-) -> Iterator[Any]:
+def read_keys(options: ReadOptions, wanted: ReadColumns, keys: Sequence[bytes]) -> Iterator[Any]:
     """Yield the records of keys, those that there are, as ``read_partitions`` does.
 
     Raises:
@@ -234,15 +251,18 @@ def read_keys(
     """
     with client_of(options) as client:
         partitions = partitioner_of(client.table().keyspaces.named(options.opened.name))
-        for at in range(0, len(keys), KEYS_PER_CALL):
-            found = [e for e in client.get_entries(keys[at : at + KEYS_PER_CALL]) if e is not None]
+        steps, at = KeySteps(KEYS_PER_CALL), 0
+        while at < len(keys):
+            some = keys[at : at + steps.keys]
+            found = [e for e in client.get_entries(some) if e is not None]
+            at += len(some)
+            steps.took(len(some), sum(len(entry.value) for entry in found))
             if found:
-                made = _entry_columns(names, found, partitions)
-                yield batch_of(names, made, fields, options.value_encoding)
+                yield from batch_of(wanted, _entry_columns(wanted.asked, found, partitions))
 
 
 def _entry_columns(
-    names: Sequence[str], entries: Sequence[Entry], partitions: Partitioner
+    names: Collection[str], entries: Sequence[Entry], partitions: Partitioner
 ) -> dict[str, Any]:
     keys, values, versions, expiries = zip(*entries, strict=True)
     made = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}

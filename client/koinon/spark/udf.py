@@ -33,6 +33,8 @@ def partition_id(
     partition_count: int = 1024,
     partitioner: str = "murmur2",
     key_encoding: str = "binary",
+    tls_bundle: str = "",
+    token_file: str = "",
 ) -> Column:
     """Return an int column: the partition of each key, null for null. Vectorised. On Spark 4.0
     it needs pandas, and a column of integers must not hold nulls.
@@ -44,6 +46,7 @@ def partition_id(
         partition_count: 1 to 65,536; with ``crc16`` a power of two up to 16,384.
         partitioner: ``murmur2``, ``md5`` or ``crc16``; with a router as in ``murmur2(until:2f)``.
         key_encoding: of integers, as option ``keyEncoding``.
+        tls_bundle, token_file: with ``coordinators``: as options ``tlsBundle`` and ``tokenFile``.
 
     Raises:
         ConfigurationError: no such partitioner, a count out of range, or a keyspace of no cluster.
@@ -54,6 +57,7 @@ def partition_id(
     """
     if coordinators is not None:
         given = {"coordinators": coordinators, "keyspace": keyspace, "timeout": TIMEOUT}
+        given |= {"tlsBundle": tls_bundle, "tokenFile": token_file}
         with cluster_of(opened(cluster_options(given))) as cluster:
             known = cluster.target().partitioner
     elif keyspace:

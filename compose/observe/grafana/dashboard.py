@@ -186,8 +186,7 @@ REPLICATION = [
     ),
     graph(
         "Streams of followers",
-        query(f"sum by (port) (koinon_follower_streams{{{S}}})", "{{port}}"),
-        about="By the port that they came over. Those over gRPC cost more CPU.",
+        query(f"sum by (instance) (koinon_follower_streams{{{S}}})", "{{instance}}"),
     ),
     graph(
         "Copies that do not follow yet",

@@ -34,7 +34,12 @@ from koinon_coordinator.core.decide.admin_requests import (
     decide_status,
     refusal,
 )
-from koinon_coordinator.core.decide.move_scheduler import Progress, moves_by_node, waits_for
+from koinon_coordinator.core.decide.copy_progress import Progress
+from koinon_coordinator.core.decide.move_scheduler import (
+    moves_by_node,
+    short_of_room,
+    waits_for,
+)
 from koinon_coordinator.core.decide.plan_requests import (
     PlanKind,
     Planned,
@@ -43,6 +48,7 @@ from koinon_coordinator.core.decide.plan_requests import (
     plan_task,
     planned,
 )
+from koinon_coordinator.core.decide.room import Shortage
 from koinon_coordinator.leader.context import LeaderContext
 from koinon_coordinator.leader.mover import Mover
 from koinon_proto.contract.cluster_errors import MembershipChangeError, PlanStaleError
@@ -85,11 +91,11 @@ class AdminRequests:
             ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
         """
         self._term.check_cluster("")
-        task = plan_task(self._term.state, wish)
+        task = plan_task(self._term.state, wish, self._mover.room())
         for _ in range(PLANS_MAX):
             made = await self._term.computed(partial(planned, task))
             self._term.check_cluster("")
-            before, task = task, plan_task(self._term.state, wish)
+            before, task = task, plan_task(self._term.state, wish, self._mover.room())
             if task == before:
                 break
         return made
@@ -150,7 +156,7 @@ class AdminRequests:
         self._term.check_cluster("")
         state = self._term.state
         load = moves_by_node(state.moves.values())
-        progress = self._mover.progress
+        progress, room = self._mover.progress, self._mover.room()
         return state.move_settings, [
             MoveView(
                 move=move,
@@ -159,10 +165,14 @@ class AdminRequests:
                     for n in move.target
                     if move.partition_id in progress.get(n, {})
                 },
-                waits_for=waits_for(state, move, load, progress),
+                waits_for=waits_for(state, move, load, room),
             )
             for move in state.moves.values()
         ]
+
+    def short_of_room(self) -> list[Shortage]:
+        """Return the shortage of each move that does not go on for want of room."""
+        return short_of_room(self._term.state, self._mover.room())
 
     async def cancel(self, partition_ids: Sequence[int]) -> tuple[int, int]:
         """Drop these moves (none named: all), or turn them back; return how many of each.

@@ -23,6 +23,7 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import ClusterConfig, NodeId, NodeNumber
+from koinon_proto.process.clock import boottime
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class LeaderContext:
         number: int,
         group: Group,
         replicated: ReplicatedState,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = boottime,
         random: Random,
     ) -> None:
         self.number = number  # of the Raft term
@@ -179,7 +180,7 @@ class LeaderContext:
 
     async def end(self) -> None:
         """Close the term and end its tasks."""
-        self.is_open = False  # set by Leadership.run, ended by ``end``
+        self.is_open = False
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -13,39 +13,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from random import Random
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import CreateCluster
-from koinon_coordinator.leader.access import AccessChanges
+from koinon_coordinator.leader.access_changes import AccessChanges
 from koinon_coordinator.leader.admin_requests import AdminRequests
-from koinon_coordinator.leader.bulk_loads import Loading
-from koinon_coordinator.leader.context import NEVER_APPENDED, Group, LeaderContext
-from koinon_coordinator.leader.keyspaces import KeyspaceChanges
+from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
+from koinon_coordinator.leader.keyspace_changes import KeyspaceChanges
+from koinon_coordinator.leader.loading import Loading
 from koinon_coordinator.leader.membership import Members
 from koinon_coordinator.leader.mover import Mover
-from koinon_coordinator.state_machine import ReplicatedState
-from koinon_proto.process.clock import boottime
+from koinon_proto.contract.table import ClusterConfig
 
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.1
 
 
+def warn_of_ignored(
+    bootstrap: BootstrapConfig, timing: TimingConfig, cluster: ClusterConfig
+) -> None:
+    """Log each setting of this coordinator that the cluster keeps otherwise."""
+    for name, (ours, replicated) in bootstrap.differences(timing, cluster).items():
+        log.warning(
+            "setting ignored setting=%s given=%s in_force=%s why=%s",
+            name,
+            ours,
+            replicated,
+            "set when the cluster is created, not by a coordinator that joins or restarts",
+        )
+
+
 class Leadership:
     """One term's leader. ``run`` until the term ends; everything else meanwhile."""
 
     def __init__(
-        self,
-        *,
-        term: int,
-        group: Group,
-        replicated: ReplicatedState,
-        bootstrap: BootstrapConfig,
-        timing: TimingConfig,
-        clock: Callable[[], float] = boottime,
-        random: Random | None = None,
+        self, term: LeaderContext, bootstrap: BootstrapConfig, timing: TimingConfig
     ) -> None:
         """Begin the term, whose no-op has been applied here: all earlier commands have been too.
 
@@ -53,16 +56,10 @@ class Leadership:
             ConfigurationError: ``timing`` contradicts the replicated times.
         """
         # The state, clock and tasks of this term; ``is_open`` while requests are answered.
-        self.term = LeaderContext(
-            number=term,
-            group=group,
-            replicated=replicated,
-            clock=clock,
-            random=random or Random(),
-        )
+        self.term = term
         self._bootstrap = bootstrap
         self._given_timing = timing
-        config = replicated.state.config
+        config = term.state.config
         self.timing = timing.in_force(config) if config is not None else timing
         pause_s = self.timing.session_times().pause_s
         self.mover = Mover(self.term, pause_s=pause_s)
@@ -132,12 +129,4 @@ class Leadership:
                 log.warning(
                     "few copies replication_factor=%d why=%s", config.replication_factor, warning
                 )
-        differences = self._bootstrap.differences(self._given_timing, self.term.state.config)
-        for name, (ours, replicated) in differences.items():
-            log.warning(
-                "setting ignored setting=%s given=%s in_force=%s why=%s",
-                name,
-                ours,
-                replicated,
-                "set when the cluster is created, not by a coordinator that joins or restarts",
-            )
+        warn_of_ignored(self._bootstrap, self._given_timing, self.term.state.config)

@@ -35,19 +35,22 @@ from koinon_coordinator.core.cluster.commands import (
     RegisterNode,
     Rejected,
     Result,
+    StoreStanding,
 )
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord
+from koinon_coordinator.core.decide.copy_progress import Progress
 from koinon_coordinator.core.decide.host_commands import HostCommands
-from koinon_coordinator.core.decide.move_scheduler import Progress
 from koinon_coordinator.core.decide.registrations import (
     HELD_RETRY_MS,
     Registration,
+    Sender,
     check_changes,
+    check_sender,
     decide_bootstrap,
-    decide_heartbeat,
     decide_hosted,
     decide_registration,
 )
+from koinon_coordinator.core.decide.room import NodeUse
 from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
 from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
 from koinon_coordinator.leader.mover import Mover
@@ -59,11 +62,27 @@ from koinon_proto.contract.cluster_errors import (
 )
 from koinon_proto.contract.errors import UnknownFateError
 from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionId
-from koinon_proto.v1.membership_pb2 import NodeStats
+from koinon_proto.v1.membership_pb2 import NodeStats, PartitionSizes
 
 log = logging.getLogger(__name__)
 
 REGISTER_ATTEMPTS_MAX = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReport:
+    """The report of a node in one heartbeat. ``progress``: of replicas that are not in sync.
+    ``sizes``: None where they were not counted anew. ``access_version`` and ``table_version``: by
+    which the node goes. ``erased``: ids of dropped keyspaces of which the node holds nothing.
+    """
+
+    stats: NodeStats = field(default_factory=NodeStats)
+    hosted: Sequence[HostedPartition] = ()
+    progress: Sequence[Progress] = ()
+    sizes: PartitionSizes | None = None
+    access_version: int = 0
+    table_version: int = 0
+    erased: Sequence[int] = ()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,6 +107,7 @@ class Members:
         self._times = timing.session_times()
         self.stats: dict[NodeNumber, NodeStats] = {}  # as each node's last heartbeat said
         self.fences = 0  # of silent nodes, in this term
+        self.old_stores = 0  # that nodes registered with, in this term
         self.sessions = Sessions(
             self._times,
             term.began_at,
@@ -97,8 +117,6 @@ class Members:
         # By (node, epoch): the proposal that confirms it, while that is under way.
         self._confirming: dict[tuple[NodeNumber, int], asyncio.Task[None]] = {}
         self._assigning = False  # whether AssignPartitions is proposed
-        # The epochs that were spoken for with the id of their registration: not without, any more.
-        self._proven: dict[NodeNumber, int] = {}
         self._said: dict[NodeNumber, Said] = {}  # by each node's process of the newest epoch
 
     def tick(self, now: float) -> None:
@@ -218,7 +236,19 @@ class Members:
                 command.node_id,
                 result.reclaimed,
             )
-        if result.copies_lost:
+        elif result.store is StoreStanding.OLD:
+            self.old_stores += 1
+            log.warning(
+                "store is an old copy node=%s store_id=%s store_epoch=%d known_epoch=%d "
+                "copies_lost=%d stranded=%d",
+                command.node_id,
+                command.store_id,
+                command.last_node_epoch,
+                result.known_epoch,
+                result.copies_lost,
+                result.stranded,
+            )
+        elif result.store is StoreStanding.OTHER:
             log.warning(
                 "store is not the one known node=%s store_id=%s copies_lost=%d stranded=%d",
                 command.node_id,
@@ -229,40 +259,11 @@ class Members:
 
     # --- heartbeats ---------------------------------------------------------------------------
 
-    def _speaker(self, node_id: str, node_epoch: int, registration_id: str) -> NodeRecord:
-        """Return the record of the node that speaks.
-
-        Raises:
-            UnknownNodeError, NodeFencedError: it has to register, or it is another that speaks.
-        """
-        record = decide_heartbeat(self._term.state, node_id, node_epoch, registration_id)
-        number = record.info.number
-        if registration_id:
-            self._proven[number] = node_epoch
-        elif self._proven.get(number) == node_epoch:
-            raise NodeFencedError(
-                node_id=node_id, node_epoch=node_epoch, current_node_epoch=node_epoch
-            )
-        return record
-
     async def heartbeat(
-        self,
-        *,
-        cluster_id: str,
-        node_id: str,
-        node_epoch: int,
-        hosted: list[HostedPartition],
-        received_at: float,
-        stats: NodeStats | None = None,
-        progress: Sequence[Progress] = (),
-        registration_id: str = "",
-        access_version: int = 0,
-        table_version: int = 0,
-        erased: Sequence[int] = (),
+        self, sender: Sender, report: NodeReport, received_at: float
     ) -> list[HostedPartition]:
         """Acknowledge the heartbeat: the node's lease is extended from when it sent it. Return the
-        host commands that are due. ``progress`` is of replicas that are not in sync, ``erased``
-        names dropped keyspaces of which the node holds nothing.
+        host commands that are due. ``received_at`` is in monotonic seconds.
 
         Raises:
             NotLeaderError: not the leader, or cut off from its quorum.
@@ -270,47 +271,64 @@ class Members:
             WrongClusterError: the node belongs elsewhere.
         """
         term = self._term
-        term.check_cluster(cluster_id)
+        term.check_cluster(sender.cluster_id)
         try:
-            record = self._speaker(node_id, node_epoch, registration_id)
+            record = check_sender(term.state, sender)
         except (UnknownNodeError, NodeFencedError):
             if not self._may_acknowledge():
                 raise term.not_leader() from None  # another leader may have registered it since
             raise
         number = record.info.number
         self.sessions.heard(number, received_at)
-        self._take_said(record, access_version, table_version, erased)
+        self._note_versions(record, report)
         if not record.confirmed:
             await self._confirmed(record)
-            record = decide_heartbeat(term.state, node_id, node_epoch)
+            record = check_sender(term.state, sender)
         now = term.clock()
         if not term.is_open or not self._may_acknowledge():
             raise term.not_leader()
         if not self.sessions.acknowledge(number, received_at):
             raise NodeFencedError(
-                node_id=node_id,
-                node_epoch=node_epoch,
+                node_id=sender.node_id,
+                node_epoch=sender.node_epoch,
                 current_node_epoch=record.info.node_epoch,
             )
-        if stats is not None:
-            self.stats[number] = stats
-        if hosted:
-            self._take_hosted(record, hosted, now)
-        self._mover.take_progress(number, progress)
+        self._note_stats(number, report)
+        self._record_hosted(record, report.hosted, now)
+        self._mover.note_progress(number, report.progress)
         return self._hosting.due(number, term.state.assigned_to(number), now)
 
-    def _take_said(
-        self, record: NodeRecord, access_version: int, table_version: int, erased: Sequence[int]
-    ) -> None:
+    def _note_stats(self, number: NodeNumber, report: NodeReport) -> None:
+        """Keep the node's statistics, and its use of store and disk. Sizes of partitions come
+        seldom: the last ones hold until they come again.
+        """
+        stats = self.stats[number] = report.stats
+        before = self._mover.uses.get(number, NodeUse())
+        counted, counted_bytes = before.counted, before.counted_bytes
+        if (sizes := report.sizes) is not None:
+            counted = dict(zip(sizes.partition_ids, sizes.bytes, strict=False))
+            counted_bytes = sum(sizes.bytes)
+        use = NodeUse(
+            used_bytes=stats.used_bytes,
+            map_bytes=stats.map_bytes,
+            reusable_bytes=stats.reusable_bytes,
+            disk_free_bytes=stats.disk_free_bytes,
+            disk_bytes=stats.disk_bytes,
+            counted=counted,
+            counted_bytes=counted_bytes,
+        )
+        self._mover.note_use(number, use)
+
+    def _note_versions(self, record: NodeRecord, report: NodeReport) -> None:
         number, epoch = record.info.number, record.info.node_epoch
         said = self._said.get(number)
         if said is None or said.node_epoch != epoch:
             said = self._said[number] = Said(node_epoch=epoch)
-        said.access_version = max(said.access_version, access_version)
-        said.table_version = max(said.table_version, table_version)
-        if erased:
+        said.access_version = max(said.access_version, report.access_version)
+        said.table_version = max(said.table_version, report.table_version)
+        if report.erased:
             dropping = {keyspace.keyspace_id for keyspace in self._term.state.keyspaces.dropping}
-            said.erased = (said.erased | set(erased)) & dropping
+            said.erased = (said.erased | set(report.erased)) & dropping
 
     def _heard(self, number: NodeNumber) -> Said | None:
         """Return what the node has said in its current epoch."""
@@ -341,9 +359,7 @@ class Members:
         said = self._heard(number)
         return said is not None and keyspace_id in said.erased
 
-    async def leave(
-        self, *, cluster_id: str, node_id: str, node_epoch: int, registration_id: str = ""
-    ) -> None:
+    async def leave(self, sender: Sender) -> None:
         """Fence a node that says that it stops, and has given up its lease.
 
         Raises:
@@ -352,8 +368,8 @@ class Members:
             WrongClusterError: the node belongs elsewhere.
         """
         term = self._term
-        term.check_cluster(cluster_id)
-        record = self._speaker(node_id, node_epoch, registration_id)
+        term.check_cluster(sender.cluster_id)
+        record = check_sender(term.state, sender)
         if self.sessions.is_held(record.info.number):
             raise term.not_leader()  # what is proposed already ends this epoch: ask again
         self.sessions.hold(record.info.number)
@@ -374,7 +390,9 @@ class Members:
     async def _confirm(self, number: NodeNumber, node_epoch: int) -> None:
         await self._term.propose(ConfirmRegistration(node_number=number, node_epoch=node_epoch))
 
-    def _take_hosted(self, record: NodeRecord, hosted: list[HostedPartition], now: float) -> None:
+    def _record_hosted(
+        self, record: NodeRecord, hosted: Sequence[HostedPartition], now: float
+    ) -> None:
         """Propose what is new, at once: a partition that was failed over is served only then."""
         new = decide_hosted(self._term.state, record, hosted)
         if new:
@@ -406,13 +424,7 @@ class Members:
     # --- what primaries propose ---------------------------------------------------------------
 
     async def alter_partitions(
-        self,
-        *,
-        cluster_id: str,
-        node_id: str,
-        node_epoch: int,
-        changes: Sequence[PartitionChange],
-        registration_id: str = "",
+        self, sender: Sender, changes: Sequence[PartitionChange]
     ) -> tuple[PartitionId, ...]:
         """Commit what a primary wants changed in the rows that it leads; return the partitions
         that are left alone. One command, at once: each row is a compare-and-set of its own, so
@@ -425,8 +437,8 @@ class Members:
             WrongClusterError, InvalidArgumentError: nothing was changed.
             UnknownFateError: it may have been changed, or may be later.
         """
-        self._term.check_cluster(cluster_id)
-        record = self._speaker(node_id, node_epoch, registration_id)
+        self._term.check_cluster(sender.cluster_id)
+        record = check_sender(self._term.state, sender)
         check_changes(changes, self._term.state.partition_ids_end)
         if not changes:
             return ()
@@ -436,12 +448,12 @@ class Members:
         if not changes:
             return refused
         command = AlterPartitions(
-            node_number=record.info.number, node_epoch=node_epoch, changes=tuple(changes)
+            node_number=record.info.number, node_epoch=sender.node_epoch, changes=tuple(changes)
         )
         result = await self._term.committed(command)
         if isinstance(result, Applied):
             return (*refused, *result.rejected)
-        decide_heartbeat(self._term.state, node_id, node_epoch)  # raises if the epoch is over
+        check_sender(self._term.state, sender)  # raises if the epoch is over
         return (*refused, *(change.partition_id for change in changes))
 
     def _hanging(self) -> frozenset[NodeNumber]:

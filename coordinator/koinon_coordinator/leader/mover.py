@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -22,13 +23,8 @@ from koinon_coordinator.core.cluster.commands import (
     StartMoves,
 )
 from koinon_coordinator.core.decide.admin_requests import names
-from koinon_coordinator.core.decide.move_scheduler import (
-    Fences,
-    Pace,
-    Progress,
-    next_step,
-    received_since,
-)
+from koinon_coordinator.core.decide.copy_progress import Pace, Progress, received_since
+from koinon_coordinator.core.decide.move_scheduler import Fences, next_step, short_of_room
 from koinon_coordinator.core.decide.plan_requests import (
     RepairTask,
     accepted,
@@ -37,6 +33,8 @@ from koinon_coordinator.core.decide.plan_requests import (
     repair_plan_id,
     repair_task,
 )
+from koinon_coordinator.core.decide.room import NodeUse, Room
+from koinon_coordinator.core.planning.planner import RefusalCode
 from koinon_coordinator.leader.context import LeaderContext
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeNumber, PartitionId
@@ -44,6 +42,8 @@ from koinon_proto.contract.table import NodeNumber, PartitionId
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+ROOM_RETRY_S = 10.0
+"""Between plans of a repair for which there was no room: nothing is committed when room is made."""
 RETRY_PAUSE_S = 0.1
 BATCH_PAUSE_S = 0.15
 """Every table that moves make costs each node and client about the same, however many rows it
@@ -65,11 +65,14 @@ class Mover:
         self._wake: asyncio.Event | None = None  # makes ``run`` look; None before it runs
         self._refused: tuple[Command, int] | None = None  # without effect at this table version
         self._tried: RepairTask | None = None  # after which there was nothing left to plan
+        self._try_again_at = math.inf  # monotonic seconds: when ``_tried`` is forgotten
+        self._waits_for_room = False  # whether a move did at the last look
         self._plans: dict[str, tuple[int, float]] = {}  # under way: how many moves, since when
         self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}  # as nodes said last
+        self.uses: dict[NodeNumber, NodeUse] = {}  # of nodes that were heard in this term
         self.pace = Pace(term.began_at)  # bytes a second, of all these replicas
 
-    def take_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
+    def note_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
         """Keep what a node said last of its replicas that are not in sync."""
         before = self.progress.get(number, {})
         self.pace.add(received_since(before, progress), self._term.clock())
@@ -78,14 +81,26 @@ class Mover:
         else:
             self.progress.pop(number, None)
 
+    def note_use(self, number: NodeNumber, use: NodeUse) -> None:
+        """Keep what a node said last of its store and its disk."""
+        is_first = number not in self.uses
+        self.uses[number] = use
+        if is_first and self._wake is not None:
+            self._wake.set()  # moves to it waited for this
+
+    def room(self) -> Room:
+        """Return the room that nodes have for replicas, as far as they have said."""
+        return Room(self._term.state, self.uses, self.progress)
+
     def tick(self, now: float) -> None:
-        """Count time; look at the moves if a node has been away for long enough to matter. What a
-        node that is down said of its replicas counts no longer.
+        """Count time; look at the moves if a node has been away for long enough to matter, or some
+        wait for room. What a node that is down said of its replicas counts no longer.
         """
         self._fences.tick(now, pause_s=self._pause_s)
         for number in self.progress.keys() - self._term.state.live_numbers:
             del self.progress[number]
-        if self._wake is not None and self._fences.any and now - self._looked_at >= LOOK_EVERY_S:
+        is_due = self._fences.any or self._waits_for_room
+        if self._wake is not None and is_due and now - self._looked_at >= LOOK_EVERY_S:
             self._wake.set()
 
     async def run(self) -> None:
@@ -96,9 +111,9 @@ class Mover:
                 await wake.wait()
                 wake.clear()
                 await asyncio.sleep(0)  # those who wait for the table itself go first
-                self._tell_plans()
+                self._log_ended_plans()
                 try:
-                    await self._go_on()
+                    await self._advance_moves()
                 except KoinonError as error:
                     log.debug("moves wait error=%s", error)
                     await asyncio.sleep(RETRY_PAUSE_S)
@@ -108,7 +123,7 @@ class Mover:
                     await asyncio.sleep(FAILURE_PAUSE_S)
                     wake.set()
 
-    def _tell_plans(self) -> None:
+    def _log_ended_plans(self) -> None:
         """Log which plans have ended since the last look."""
         now, moves = self._term.clock(), self._term.state.moves
         left = {move.plan_id: move.plan_moves for move in moves.values()}
@@ -118,7 +133,7 @@ class Mover:
         for plan_id, count in left.items():
             self._plans.setdefault(plan_id, (count, now))
 
-    async def _go_on(self) -> None:
+    async def _advance_moves(self) -> None:
         """Propose what is due, each kind of command once: what becomes due meanwhile, and what
         others report, goes along in the next round.
         """
@@ -130,11 +145,12 @@ class Mover:
             state = self._term.state
             self._fences.observe(state, now)
             fenced_s, after_s = self._fences.fenced_s(now), self._rereplicate_after_s()
-            command = next_step(state, fenced_s, after_s, proposed)
+            command = next_step(state, fenced_s, after_s, self.room(), proposed)
             if command is None:
                 break
             await self._propose(command)
             proposed.add(type(command))  # refused or not: it keeps no other kind waiting
+        self._waits_for_room = bool(short_of_room(self._term.state, self.room()))
         lost = {number for number, seconds in fenced_s.items() if seconds >= after_s > 0}
         await self._repair(lost)
 
@@ -160,9 +176,12 @@ class Mover:
     async def _repair(self, lost: set[NodeNumber]) -> None:
         """Queue moves that replace these nodes, once for each state of affairs."""
         task = repair_task(self._term.state, lost)
+        now = self._term.clock()
+        if now >= self._try_again_at:
+            self._tried, self._try_again_at = None, math.inf
         if task is None or task == self._tried:
             return
-        layouts = repair_layouts(self._term.state, task)
+        layouts = repair_layouts(self._term.state, task, self.room())
         plan = await self._term.computed(partial(repair, layouts, task))
         if repair_task(self._term.state, lost) != task:
             return  # what changed meanwhile lets the mover look again
@@ -185,6 +204,8 @@ class Mover:
                     "down for rereplicate-after-ms",
                 )
         self._tried = task
+        if any(refusal.code is RefusalCode.NO_ROOM for refusal in plan.refusals):
+            self._try_again_at = now + ROOM_RETRY_S
 
     def _rereplicate_after_s(self) -> float:
         config = self._term.state.config

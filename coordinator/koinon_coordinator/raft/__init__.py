@@ -1,6 +1,5 @@
 """The Raft core's drivers: durable storage, transport between members, and the asyncio member."""
 
-from koinon_coordinator.raft.config import RaftConfig
 from koinon_coordinator.raft.errors import (
     MemberRemovedError,
     MemberStoppedError,
@@ -10,14 +9,14 @@ from koinon_coordinator.raft.errors import (
     StoreChangedError,
 )
 from koinon_coordinator.raft.member import RaftMember, StateMachine
+from koinon_coordinator.raft.member_config import RaftConfig
 from koinon_coordinator.raft.peer_stream import RAFT_COMMAND, TransportConfig
 from koinon_coordinator.raft.status import MemberStatus, RaftCounters, RaftStatus
 from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
-from koinon_coordinator.raft.transport import FramedBatches, RaftTransport, StreamRaftTransport
+from koinon_coordinator.raft.transport import RaftTransport, StreamRaftTransport
 
 __all__ = [
     "RAFT_COMMAND",
-    "FramedBatches",
     "LmdbRaftStorage",
     "MemberRemovedError",
     "MemberStatus",

@@ -7,8 +7,11 @@ pass them on as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+from koinon_coordinator.core.raft import TERM_MAX
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import (
     KoinonError,
     ResourceExhaustedError,
@@ -58,3 +61,18 @@ class StorageFailedError(KoinonError):
 
     path: str
     reason: str
+
+
+def check_term(term: int, data_dir: Path) -> None:
+    """Refuse a stored term beyond TERM_MAX, with which no election could be won.
+
+    Raises:
+        DataDirectoryError: it is one; the error says what to do.
+    """
+    if term > TERM_MAX:
+        raise DataDirectoryError(
+            path=str(data_dir),
+            reason=f"its term, {term}, is one that no group reaches. Remove this member and add it "
+            "again under a new id; where no majority is left, make a new group with "
+            "koinon recover-coordinators",
+        )

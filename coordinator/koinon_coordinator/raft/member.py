@@ -18,7 +18,6 @@ from functools import partial
 from typing import Protocol
 
 from koinon_coordinator.core.raft import (
-    TERM_MAX,
     Configuration,
     Entry,
     EntryKind,
@@ -33,9 +32,14 @@ from koinon_coordinator.core.raft import (
     RoleChange,
     TransferGivenUp,
 )
-from koinon_coordinator.raft.config import TICKS_APART_MAX, RaftConfig
 from koinon_coordinator.raft.election_stats import ElectionHistory
-from koinon_coordinator.raft.errors import MemberRemovedError, MemberStoppedError, StoreChangedError
+from koinon_coordinator.raft.errors import (
+    MemberRemovedError,
+    MemberStoppedError,
+    StoreChangedError,
+    check_term,
+)
+from koinon_coordinator.raft.member_config import TICKS_APART_MAX, RaftConfig
 from koinon_coordinator.raft.refusals import change_error, not_leader, request_error
 from koinon_coordinator.raft.snapshots import Snapshots
 from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of
@@ -43,7 +47,6 @@ from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
 from koinon_coordinator.raft.transport import RaftTransport
 from koinon_coordinator.raft.waiting import Waiting
 from koinon_proto.contract.cluster_errors import (
-    DataDirectoryError,
     MembershipChangeError,
     NotLeaderError,
 )
@@ -139,7 +142,7 @@ class RaftMember:
             self._storage = storage
             restored = await loop.run_in_executor(self._thread, storage.load)
             self._pins = await loop.run_in_executor(self._thread, storage.pinned_stores)
-            self._check_term(restored.hard_state.term)
+            check_term(restored.hard_state.term, self._config.data_dir)
         except BaseException:
             await self._close()
             raise
@@ -170,16 +173,6 @@ class RaftMember:
         if self._outcome is None:
             raise MemberStoppedError(reason=f"member {self.member_id} was never started")
         await asyncio.shield(self._outcome)
-
-    def _check_term(self, term: int) -> None:
-        """Refuse a term that cannot be gone on from. An earlier build took one from anybody."""
-        if term > TERM_MAX:
-            raise DataDirectoryError(
-                path=str(self._config.data_dir),
-                reason=f"its term, {term}, is one that no group reaches: an earlier build took it "
-                "from a stranger's message. Remove this member and add it again under a new id; "
-                "where no majority is left, make a new group with koinon recover-coordinators",
-            )
 
     def _open_lmdb(self) -> RaftStorage:
         return LmdbRaftStorage(
@@ -262,6 +255,11 @@ class RaftMember:
         """Add a member that receives everything and has no vote; done when committed."""
         core, now = self._running_core(), self._clock()
         await self._changed(core.add_learner(member_id, address, now), now, member_id, address)
+
+    async def change_own_address(self, address: str) -> None:
+        """Have the group, of which this leader is the only member, know it at the address."""
+        core, now = self._running_core(), self._clock()
+        await self._changed(core.change_own_address(address, now), now, self.member_id, address)
 
     async def promote(self, member_id: str) -> None:
         """Give a learner that has caught up a vote."""

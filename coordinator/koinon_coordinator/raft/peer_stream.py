@@ -1,11 +1,10 @@
-"""A member's stream to one peer: over gRPC, or in frames where the peer takes them.
+"""A member's stream of messages to one peer, in frames over the peer's port for them.
 
-It begins over gRPC, which always works. Where the peer has named its peer port, the stream is
-opened there too, beside the one that is in use, and what follows is written in frames once the port
-has welcomed it. Frames that are lost, or not answered for ``frames_silence_ms`` (less than an
-election takes), bring the stream back to gRPC at once. The next try at frames comes later each time
-that they do not last. A peer that comes back to gRPC itself is followed: its frames were lost, so
-ours may be.
+To open it, the member asks the peer by gRPC for that port's number, and connects there. A stream
+that is lost is opened anew at once; one that cannot be opened, after a growing pause. So is one on
+which a peer that is written to says nothing for ``silence_ms``, less than an election takes: a
+connection may be cut without a sign. Messages that wait for a lost stream are dropped: Raft sends
+what still counts again.
 """
 
 import asyncio
@@ -13,34 +12,32 @@ import contextlib
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 
 from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
-from koinon_coordinator.raft.config import BATCH_ROOM_BYTES
+from koinon_coordinator.raft.member_config import BATCH_ROOM_BYTES
 from koinon_coordinator.raft.message_codec import to_proto
+from koinon_proto.contract.bounds import check_reply
 from koinon_proto.contract.errors import ConfigurationError, KoinonError
 from koinon_proto.security.names import member_name
 from koinon_proto.security.transport import Dialing
 from koinon_proto.server.framed_greeting import WELCOME, greet
 from koinon_proto.server.framed_stream import FramedStream, PeerLostError
-from koinon_proto.server.rpc import COMMON_OPTIONS
+from koinon_proto.server.rpc import COMMON_OPTIONS, status_text
 from koinon_proto.v1 import raft_pb2_grpc
-from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
+from koinon_proto.v1.raft_pb2 import GetPeerPortRequest, RaftBatch, RaftExchangeReply, RaftHello
 
 RAFT_PROTOCOL_VERSION = 1
 RAFT_COMMAND = b"KOINON.RAFT 1\r\n"
 """By it a member asks a peer port for a stream."""
 _MESSAGE_OVERHEAD_BYTES = 64
 _REPLY_BYTES_MAX = 16 * 1024
-_CONNECT_S_MAX = 1.0
-_FRAMES_SILENCE_MS = 200
-_FRAMES_AGAIN_S_MIN, _FRAMES_AGAIN_S_MAX = 2.0, 60.0
-_ENDED = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, KoinonError)
-"""The ways in which a stream tells that it has ended."""
+_CONNECT_S_MAX = 1.0  # of each step: to learn the port, and to be welcomed there
+_SILENCE_MS = 200
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +58,11 @@ class RaftEndpoint(Protocol):
 
     @property
     def address(self) -> str:
-        """Return where peers reach this member; "" while that is not known."""
+        """The address at which peers reach this member; "" while it is not known."""
         ...
 
     def listens_to(self, member_id: str, group: str) -> bool:
-        """Return whether messages count of one that calls itself so, and its group so."""
+        """Return whether messages of a sender count that names this id and this group."""
         ...
 
     def on_messages(self, messages: Sequence[Message]) -> None: ...
@@ -91,14 +88,14 @@ class TransportConfig:
     batch_messages_max: int = 256
     reconnect_backoff_min_ms: int = 50
     reconnect_backoff_max_ms: int = 300
-    silence_ms: int = 2000  # a peer that is sent to and says nothing for so long: connect anew
-    frames_silence_ms: int = _FRAMES_SILENCE_MS  # in frames: back to gRPC, before an election
+    silence_ms: int = _SILENCE_MS  # a peer that is sent to and says nothing for so long is lost
+    write_ms: int = 2000  # so is one that does not read what was sent
     hello_interval_ms: int = 2000  # who was a stranger at the first hello may be a member by now
 
     @classmethod
     def of(cls, heartbeat_interval_ms: int) -> "TransportConfig":
         """Return the configuration of a member whose leader's heartbeats are so far apart."""
-        return cls(frames_silence_ms=max(_FRAMES_SILENCE_MS, 5 * heartbeat_interval_ms // 2))
+        return cls(silence_ms=max(_SILENCE_MS, 5 * heartbeat_interval_ms // 2))
 
     def __post_init__(self) -> None:
         if not 0 < self.reconnect_backoff_min_ms <= self.reconnect_backoff_max_ms:
@@ -117,54 +114,47 @@ class TransportConfig:
             )
 
 
-class PeerStream:
-    """The stream to one peer: a bounded queue, and a task that connects and writes.
+_Stream = FramedStream[RaftBatch, RaftExchangeReply]
 
-    ``own_port`` is this member's peer port, which its hellos name. ``heard_at`` says when each
-    peer's last batch came (loop time).
-    """
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The settings and counters that all streams of one transport share."""
+
+    dialing: Dialing
+    config: TransportConfig
+    heard_at: dict[str, float] = field(default_factory=dict)
+    """By member: when its last batch came (loop time), on its own stream to this member."""
+    counters: Counter[str] = field(default_factory=Counter)
+
+
+class PeerStream:
+    """The stream to one peer: a bounded queue, and a task that connects and writes."""
 
     def __init__(
-        self,
-        member_id: str,
-        address: str,
-        endpoint: RaftEndpoint,
-        dialing: Dialing,
-        config: TransportConfig,
-        own_port: int,
-        heard_at: Mapping[str, float],
-        counters: Counter[str],
+        self, member_id: str, address: str, endpoint: RaftEndpoint, common: Common
     ) -> None:
         self.address = address
+        self.is_open = False  # the peer has welcomed the stream, which has not ended yet
         self._member_id = member_id
+        self._name = member_name(member_id)  # in the peer's certificate
         self._endpoint = endpoint
-        self._dialing = dialing
-        self._config = config
-        self._own_port = own_port
-        self._heard_at = heard_at
-        self._counters = counters
+        self._dialing = common.dialing
+        self._config = common.config
+        self._heard_at: Mapping[str, float] = common.heard_at
+        self._counters = common.counters
         self._queue: deque[tuple[Message, int]] = deque()  # with their sizes, oldest first
         self._queued_bytes = 0
         self._sent_at = self._unanswered_since = 0.0  # loop time; see ``_require_answers``
         self._is_kept = False  # whether the stream is open even while nothing is queued
-        self._peer_port = 0  # where the peer takes frames; 0: nowhere, as far as is known
-        self._opening: asyncio.Task[None] | None = None  # of a stream of frames, beside gRPC's
-        self._opened: _Framed | None = None  # it stands: the next session is on it
-        self._frames: _FramedCall | None = None  # while this session is one of frames
-        self._frames_due_at = 0.0  # loop time; not tried before
-        self._frames_again_s = _FRAMES_AGAIN_S_MIN  # after the next failure
-        self._why_not_frames = ""  # as was logged last
-        self._wake = asyncio.Event()  # set when there is something to do, or the call ended
+        self._why_closed = ""  # why the last try to open it failed, as was logged
+        self._wake = asyncio.Event()  # set when there is something to do, or the stream has ended
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"raft-stream-{member_id}"
         )
 
-    @property
-    def is_framed(self) -> bool:
-        """True while messages go in frames."""
-        return self._frames is not None
-
     def enqueue(self, message: Message) -> None:
+        """Send the message soon. Of a full queue the oldest messages are dropped."""
         size_bytes = _size_bytes(message)
         self._queue.append((message, size_bytes))
         self._queued_bytes += size_bytes
@@ -181,122 +171,108 @@ class PeerStream:
         self._is_kept = is_kept
         self._wake.set()
 
-    def frames_at(self, port: int) -> None:
-        """Take note of the port at which the peer takes frames; 0: nowhere."""
-        if port != self._peer_port:
-            self._peer_port = port
-            self._frames_due_at, self._frames_again_s = 0.0, _FRAMES_AGAIN_S_MIN
-            self._wake.set()
-
-    def follow_to_grpc(self) -> None:
-        """The peer has opened its own stream over gRPC: do not wait to find out that frames are
-        lost this way too.
-        """
-        if self._frames is not None:
-            self._frames.cancel()
-
     def stop(self) -> None:
         self._task.cancel()
-        if self._opening is not None:
-            self._opening.cancel()
-        if self._opened is not None:
-            self._opened.close()
 
     async def ended(self) -> None:
+        """Return once the task has ended, after ``stop``."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
     async def _run(self) -> None:
+        """Open the stream again and again, for as long as there is something to say."""
         loop = asyncio.get_running_loop()
-        backoff_ms = float(self._config.reconnect_backoff_min_ms)
+        pause_ms = self._config.reconnect_backoff_min_ms
         while True:
             while not self._queue and not self._is_kept:
                 self._wake.clear()
                 await self._wake.wait()
-            began_at, is_refused = loop.time(), False
-            was_framed = self._opened is not None
+            began_at = loop.time()
             try:
-                is_refused = await self._session()
-            except _ENDED as error:
-                log.debug("stream ended peer=%s error=%r", self._member_id, error)
-            except TimeoutError:
-                log.debug("stream silent peer=%s", self._member_id)
-            if self._opened is not None:  # goes on in frames, with all that waits
-                continue
+                stream = await self._open()
+            except KoinonError as error:
+                self._log_closed(str(error))
+            else:
+                self._why_closed = ""
+                await self._write_on(stream)
             self._counters["stream_ends"] += 1
-            if was_framed and not is_refused:  # goes on over gRPC at once, likewise
-                if loop.time() - began_at > _FRAMES_AGAIN_S_MAX:
-                    self._frames_again_s = _FRAMES_AGAIN_S_MIN
-                self._frames_later("the stream was lost")
-                continue
             self._queue.clear()
             self._queued_bytes = 0
-            if loop.time() - began_at > self._config.silence_ms / 1000:
-                backoff_ms = self._config.reconnect_backoff_min_ms
-            await asyncio.sleep(backoff_ms / 1000 * random.uniform(0.7, 1.0))
-            backoff_ms = min(backoff_ms * 2, self._config.reconnect_backoff_max_ms)
-            if is_refused:
-                await self._something_to_say(self._config.hello_interval_ms / 1000)
+            if loop.time() - began_at > _CONNECT_S_MAX + self._config.write_ms / 1000:
+                pause_ms = self._config.reconnect_backoff_min_ms
+                continue  # it stood for long: it is opened again at once
+            await asyncio.sleep(pause_ms / 1000 * random.uniform(0.7, 1.0))
+            pause_ms = min(pause_ms * 2, self._config.reconnect_backoff_max_ms)
 
-    async def _something_to_say(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self._queue:
-                    self._wake.clear()
-                    await self._wake.wait()
+    def _log_closed(self, why: str) -> None:
+        if why != self._why_closed:
+            self._why_closed = why
+            log.info("no stream to peer peer=%s reason=%s", self._member_id, ascii(why))
 
-    async def _session(self) -> bool:
-        """Write until either side ends the stream, or one of frames stands beside that of gRPC;
-        return whether it was refused.
+    # -- opening
+
+    async def _open(self) -> _Stream:
+        """Return the stream, which the peer has welcomed.
+
+        Raises:
+            KoinonError: the peer cannot be reached, or refuses the caller.
         """
-        framed, self._opened = self._opened, None
-        if framed is not None:
-            self._frames = _FramedCall(framed)
-            self._why_not_frames = ""
-            log.info("stream goes in frames peer=%s", self._member_id)
-            try:
-                return await self._write_on(self._frames, self._config.frames_silence_ms / 1000)
-            finally:
-                self._frames = None
+        address = f"{self.address.rpartition(':')[0]}:{await self._peer_port()}"
+        stream: _Stream = FramedStream(RaftExchangeReply.FromString, address, _REPLY_BYTES_MAX)
+        answer = await greet(
+            self._dialing, stream, address, self._name, RAFT_COMMAND, _CONNECT_S_MAX
+        )
+        if answer != WELCOME:
+            raise PeerLostError(reason=f"peer port {address}: {answer.decode('utf-8', 'replace')}")
+        return stream
+
+    async def _peer_port(self) -> int:
         options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        name = member_name(self._member_id)
-        async with self._dialing.aio_channel(self.address, name, options) as channel:
-            call: Any = raft_pb2_grpc.RaftStub(channel)
-            return await self._write_on(call.Exchange(), self._config.silence_ms / 1000)
-
-    async def _write_on(self, call: Any, silence_s: float) -> bool:
-        call.add_done_callback(lambda _: self._wake.set())
-        self._sent_at = 0.0
-        try:
+        async with self._dialing.aio_channel(self.address, self._name, options) as channel:
+            stub: Any = raft_pb2_grpc.RaftStub(channel)
             try:
-                await self._write_until_over(call, silence_s)
-            except PeerLostError:
-                pass  # the answer, if there is one, says why
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                if not call.done():
-                    raise
-            return self._opened is None and self._on_reply(await call)
-        finally:
-            if not call.done():
-                call.cancel()
+                reply = await stub.GetPeerPort(GetPeerPortRequest(), timeout=_CONNECT_S_MAX)
+            except grpc.aio.AioRpcError as error:
+                raise PeerLostError(reason=f"{self.address}: {status_text(error)}") from None
+        check_reply(reply)
+        return int(reply.peer_port)
 
-    async def _write_until_over(self, call: Any, silence_s: float) -> None:
+    # -- writing
+
+    async def _write_on(self, stream: _Stream) -> None:
+        """Write what is queued until the stream ends."""
+        reply = asyncio.ensure_future(stream.receive())  # comes when the peer ends the stream
+        reply.add_done_callback(lambda _: self._wake.set())
+        self._sent_at = 0.0
+        self.is_open = True
+        try:
+            with contextlib.suppress(PeerLostError):  # the reply, if there is one, says why
+                await self._write_until(reply, stream)
+            self._on_reply(await reply)
+        except KoinonError as error:
+            log.debug("stream ended peer=%s error=%r", self._member_id, error)
+        except TimeoutError:
+            log.debug("stream silent peer=%s", self._member_id)
+        finally:
+            self.is_open = False
+            reply.cancel()
+            stream.close()
+
+    async def _write_until(
+        self, reply: "asyncio.Future[RaftExchangeReply]", stream: _Stream
+    ) -> None:
         loop, timer = asyncio.get_running_loop(), None
         hello_s = self._config.hello_interval_ms / 1000
         hello_due_at = loop.time()
-        # Not sooner: the peer takes the newest stream, and might come to this one's hello later.
-        frames_from = hello_due_at + hello_s
         try:
-            while not call.done() and self._opened is None:
-                if loop.time() >= frames_from:
-                    self._look_for_frames(loop.time())
+            while not reply.done():
                 if loop.time() >= hello_due_at:
-                    await self._write(call, RaftBatch(hello=self._hello()))
+                    await self._write(stream, RaftBatch(hello=self._hello()))
                     hello_due_at = loop.time() + hello_s
                     timer = loop.call_at(hello_due_at, self._wake.set)
                 elif self._queue:
-                    await self._write(call, self._take_batch())
-                    self._require_answers(loop.time(), silence_s)
+                    await self._write(stream, self._take_batch())
+                    self._require_answers(loop.time())
                 else:
                     self._wake.clear()
                     await self._wake.wait()
@@ -304,47 +280,11 @@ class PeerStream:
             if timer is not None:
                 timer.cancel()
 
-    async def _write(self, call: Any, batch: RaftBatch) -> None:
-        is_framed = isinstance(call, _FramedCall)
-        if is_framed and call.send(batch):
-            return
-        async with asyncio.timeout(self._config.silence_ms / 1000):
-            await (call.drained() if is_framed else call.write(batch))
-
-    # -- frames
-
-    def _look_for_frames(self, now: float) -> None:
-        """Begin to open a stream of frames, if the peer lives, takes them, and it is time."""
-        heard_at = self._heard_at.get(self._member_id, -_FRAMES_AGAIN_S_MAX)
-        if (
-            self._peer_port
-            and self._frames is None
-            and self._opening is None
-            and now >= self._frames_due_at
-            and now - heard_at < 2 * self._config.hello_interval_ms / 1000
-        ):
-            self._opening = asyncio.get_running_loop().create_task(self._open_frames())
-
-    async def _open_frames(self) -> None:
-        address = f"{self.address.rpartition(':')[0]}:{self._peer_port}"
-        stream: _Framed = FramedStream(RaftExchangeReply.FromString, address, _REPLY_BYTES_MAX)
-        name = member_name(self._member_id)
-        answer = await greet(self._dialing, stream, address, name, RAFT_COMMAND, _CONNECT_S_MAX)
-        self._opening = None
-        if answer == WELCOME:
-            self._opened = stream
-            self._wake.set()
-        else:
-            self._frames_later(ascii(answer.decode("utf-8", "replace")))
-
-    def _frames_later(self, why: str) -> None:
-        self._frames_due_at = asyncio.get_running_loop().time() + self._frames_again_s
-        self._frames_again_s = min(2 * self._frames_again_s, _FRAMES_AGAIN_S_MAX)
-        if why != self._why_not_frames:
-            self._why_not_frames = why
-            log.info("stream goes over gRPC peer=%s reason=%s", self._member_id, why)
-
-    # -- messages
+    async def _write(self, stream: _Stream, batch: RaftBatch) -> None:
+        stream.send(batch)
+        if stream.is_backed_up:
+            async with asyncio.timeout(self._config.write_ms / 1000):
+                await stream.drained()
 
     def _hello(self) -> RaftHello:
         return RaftHello(
@@ -354,7 +294,6 @@ class PeerStream:
             store_id=self._endpoint.store_id,
             address=self._endpoint.address,
             receiver_id=self._member_id,
-            peer_port=self._own_port,
         )
 
     def _take_batch(self) -> RaftBatch:
@@ -367,10 +306,12 @@ class PeerStream:
             batch.append(message)
         return RaftBatch(messages=map(to_proto, batch))
 
-    def _require_answers(self, now: float, silence_s: float) -> None:
-        """Give up a connection on which a peer that is written to never answers: it may be dead
-        in a way that TCP notices only after many seconds. A stream that was idle is no evidence:
-        followers may have had nothing to say to each other for weeks."""
+    def _require_answers(self, now: float) -> None:
+        """Raise TimeoutError where the peer is written to and never answers: its connection may be
+        dead in a way that TCP notices only after many seconds. A stream that was idle is no
+        evidence: followers may have had nothing to say to each other for weeks.
+        """
+        silence_s = self._config.silence_ms / 1000
         was_idle = now - self._sent_at > silence_s
         self._sent_at = now
         if was_idle or self._heard_at.get(self._member_id, 0.0) >= self._unanswered_since:
@@ -378,47 +319,14 @@ class PeerStream:
         if now - self._unanswered_since > silence_s:
             raise TimeoutError
 
-    def _on_reply(self, reply: RaftExchangeReply) -> bool:
-        """Take note of how the peer ended the stream; return whether it refused it."""
+    def _on_reply(self, reply: RaftExchangeReply) -> None:
+        """Take note of how the peer has ended the stream."""
         if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
-            return False
+            return
         log.warning("stream refused by peer peer=%s why=%s", self._member_id, reply.detail)
         is_ours = self._endpoint.group in ("", reply.group)
         if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED and is_ours:
             self._endpoint.on_store_refused(self._member_id)
-        return True
-
-
-_Framed = FramedStream[RaftBatch, RaftExchangeReply]
-
-
-class _FramedCall:
-    """A stream of frames, with the names of a call of gRPC."""
-
-    def __init__(self, stream: _Framed) -> None:
-        self._stream = stream
-        self._reply = asyncio.ensure_future(stream.receive())
-        self._reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._reply.add_done_callback(callback)
-
-    def done(self) -> bool:
-        return self._reply.done()
-
-    def cancel(self) -> None:
-        self._stream.close()
-
-    def send(self, batch: RaftBatch) -> bool:
-        """Send the batch; return whether it leaves at once."""
-        self._stream.send(batch)
-        return not self._stream.is_backed_up
-
-    async def drained(self) -> None:
-        await self._stream.drained()
-
-    def __await__(self) -> Generator[Any, None, RaftExchangeReply]:
-        return self._reply.__await__()
 
 
 def _size_bytes(message: Message) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from koinon_coordinator.core.raft import RaftCore, Refusal
-from koinon_coordinator.raft.config import RaftConfig
 from koinon_coordinator.raft.errors import ProposalQueueFullError
+from koinon_coordinator.raft.member_config import RaftConfig
 from koinon_proto.contract.cluster_errors import MembershipChangeError, NotLeaderError
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 

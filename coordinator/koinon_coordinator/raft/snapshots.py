@@ -9,7 +9,7 @@ be silent, and is done on another thread, one snapshot at a time, while further 
 import asyncio
 from collections.abc import Callable
 
-from koinon_coordinator.raft.config import RaftConfig
+from koinon_coordinator.raft.member_config import RaftConfig
 
 
 class Snapshots:

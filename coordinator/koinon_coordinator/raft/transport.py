@@ -1,5 +1,4 @@
-"""Raft messages between members: one stream to each peer, over gRPC or in frames (``peer_stream``
-says when), nothing promised.
+"""Raft messages between members: a stream to each peer (``peer_stream``) and one from each.
 
 A transport delivers each message at most a few times, in any order, or not at all; Raft needs no
 more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
@@ -15,34 +14,28 @@ before an election depends on that.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from koinon_coordinator.core.raft import Message
 from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto
 from koinon_coordinator.raft.peer_stream import (
     RAFT_PROTOCOL_VERSION,
+    Common,
     PeerStream,
     RaftEndpoint,
     TransportConfig,
 )
 from koinon_proto.contract.addresses import NAME_CHARS_MAX, is_address
-from koinon_proto.contract.bounds import PORT
-from koinon_proto.contract.errors import ResourceExhaustedError, UnavailableError
+from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server.framed_stream import FramedStream, PeerLostError
-from koinon_proto.server.rpc import typed_stream
-from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply
 
 LEARNED_ADDRESSES_MAX = 16
-STREAMS_WAITING_MAX = 64
-"""For their hello, which a member sends at once: beyond that the longest waiting one is ended."""
-HELLO_TIMEOUT_S = 5.0
 
-FramedBatches = FramedStream[RaftExchangeReply, RaftBatch]
+PeerBatches = FramedStream[RaftExchangeReply, RaftBatch]
 
 log = logging.getLogger(__name__)
 
@@ -63,32 +56,24 @@ class RaftTransport(Protocol):
         """Send what can be sent; never blocks."""
         ...
 
-    def streams(self) -> Mapping[str, int]:
-        """Return how many streams to peers are open or being opened, by what carries them."""
+    def open_streams(self) -> int:
+        """Return how many streams to peers stand."""
         ...
 
     async def close(self) -> None: ...
 
 
-class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
-    """Both sides of the streams. Mount it on the process's server with `add_to_server`."""
+class StreamRaftTransport:
+    """Both sides of the streams. The process's peer port gives it those from peers."""
 
     def __init__(self, dialing: Dialing = PLAIN, config: TransportConfig | None = None) -> None:
-        self._dialing = dialing
-        self._config = config or TransportConfig()
+        self._common = Common(dialing, config or TransportConfig())
+        self.counters = self._common.counters
         self._endpoint: RaftEndpoint | None = None
-        self.peer_port = 0  # where this process takes frames, set before it is attached; 0: nowhere
         self._configured: dict[str, str] = {}  # addresses by member, by the newest configuration
         self._learned: dict[str, str] = {}  # addresses of others, by their hellos, oldest first
-        self._ports: dict[str, int] = {}  # the peer ports of others, by their last hellos
         self._peers: dict[str, PeerStream] = {}  # the streams from here, by member
-        self._heard_at: dict[str, float] = {}  # by member: the last batch, loop time
-        self._waiting: dict[int, asyncio.Timeout] = {}  # streams for their hello, the oldest first
-        self._taken: dict[str, asyncio.Timeout] = {}  # the stream of each sender
-        self.counters: Counter[str] = Counter()
-
-    def add_to_server(self, server: Any) -> None:
-        raft_pb2_grpc.add_RaftServicer_to_server(self, server)
+        self._taken: dict[str, asyncio.Timeout] = {}  # the stream from each sender
 
     # -- RaftTransport
 
@@ -108,7 +93,6 @@ class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
                 peer.stop()
             else:
                 peer.keep(member_id in self._configured)
-        self._ports = {m: p for m, p in self._ports.items() if self._address_of(m) is not None}
         for member_id, address in self._configured.items():
             if member_id not in self._peers:
                 self._open(member_id, address).keep(True)
@@ -123,23 +107,13 @@ class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
                 peer = self._open(message.to, address)
             peer.enqueue(message)
 
-    def streams(self) -> dict[str, int]:
-        framed = sum(peer.is_framed for peer in self._peers.values())
-        return {"frames": framed, "grpc": len(self._peers) - framed}
+    def open_streams(self) -> int:
+        return sum(peer.is_open for peer in self._peers.values())
 
     def _open(self, member_id: str, address: str) -> PeerStream:
         assert self._endpoint is not None
-        peer = self._peers[member_id] = PeerStream(
-            member_id,
-            address,
-            self._endpoint,
-            self._dialing,
-            self._config,
-            self.peer_port,
-            self._heard_at,
-            self.counters,
-        )
-        peer.frames_at(self._ports.get(member_id, 0))
+        peer = PeerStream(member_id, address, self._endpoint, self._common)
+        self._peers[member_id] = peer
         return peer
 
     async def close(self) -> None:
@@ -161,18 +135,10 @@ class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
             while len(self._learned) > LEARNED_ADDRESSES_MAX:
                 self._forget(next(iter(self._learned)))
 
-    def _learn_port(self, member_id: str, port: int) -> None:
-        """Note where a member takes frames. Of one without an address nothing is kept."""
-        if self._address_of(member_id) is not None:
-            self._ports[member_id] = port
-        if member_id in self._peers:
-            self._peers[member_id].frames_at(port)
-
     def _forget(self, member_id: str) -> None:
         """Keep nothing of a member that no configuration names."""
         del self._learned[member_id]
-        self._ports.pop(member_id, None)
-        self._heard_at.pop(member_id, None)
+        self._common.heard_at.pop(member_id, None)
         peer = self._peers.pop(member_id, None)
         if peer is not None:
             peer.stop()
@@ -180,53 +146,31 @@ class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
         if stream is not None:
             _end_now(stream)
 
-    # -- the service
+    # -- streams from peers
 
-    @typed_stream
-    async def Exchange(  # noqa: N802 (the generated servicer's name)
-        self, batches: AsyncIterator[RaftBatch], context: Any
-    ) -> RaftExchangeReply:
-        """Take one peer's stream until it ends."""
-        return await self._exchange(aiter(batches), context.peer(), is_framed=False)
+    async def serve_stream(self, stream: PeerBatches, peer: str) -> None:
+        """Take one peer's stream until it ends; ``peer`` is the address that it comes from.
 
-    async def take_frames(self, stream: FramedBatches, peer: str) -> None:
-        """Take one peer's stream of frames until it ends."""
-        stream.send(await self._exchange(_batches(stream), peer, is_framed=True))
+        Raises:
+            KoinonError: it ends with that.
+        """
+        try:
+            reply = await self._serve(stream, await stream.receive(), peer)
+        except PeerLostError:
+            return
+        stream.send(reply)
 
-    async def _exchange(
-        self, batches: AsyncIterator[RaftBatch], peer: str, *, is_framed: bool
-    ) -> RaftExchangeReply:
-        opening = await self._first(batches)
-        if opening is None:
-            return RaftExchangeReply()
+    async def _serve(self, stream: PeerBatches, opening: RaftBatch, peer: str) -> RaftExchangeReply:
         refusal = await self._refused(opening, peer)
         if refusal is not None:
             return refusal
         sender = opening.hello.member_id
-        if not is_framed and sender in self._peers:
-            self._peers[sender].follow_to_grpc()
         try:
             async with asyncio.timeout(None) as end:
                 with self._taking(sender, end):
-                    return await self._take(sender, opening, batches, peer)
+                    return await self._take(sender, opening, stream, peer)
         except TimeoutError:
             raise UnavailableError(reason=f"another stream of {sender} is taken") from None
-
-    async def _first(self, batches: AsyncIterator[RaftBatch]) -> RaftBatch | None:
-        """Return what the stream begins with; None if it just ends."""
-        try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S) as end:
-                self._waiting[id(end)] = end
-                if len(self._waiting) > STREAMS_WAITING_MAX:
-                    _end_now(next(iter(self._waiting.values())))
-                try:
-                    return await anext(batches, None)
-                finally:
-                    del self._waiting[id(end)]
-        except TimeoutError:
-            raise ResourceExhaustedError(
-                resource="streams without a hello", limit=STREAMS_WAITING_MAX
-            ) from None
 
     @contextlib.contextmanager
     def _taking(self, sender: str, end: asyncio.Timeout) -> Iterator[None]:
@@ -245,18 +189,17 @@ class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
             if self._taken.get(sender) is end:
                 del self._taken[sender]
             if sender not in self._taken and sender not in self._configured:
-                self._heard_at.pop(sender, None)
+                self._common.heard_at.pop(sender, None)
 
     async def _take(
-        self, sender: str, batch: RaftBatch, batches: AsyncIterator[RaftBatch], peer: str
+        self, sender: str, batch: RaftBatch, stream: PeerBatches, peer: str
     ) -> RaftExchangeReply:
         """Pass on what comes, from the batch with the first hello on."""
         while True:
             endpoint = self._running_endpoint()
             if batch.HasField("hello"):
                 self._learn_address(sender, batch.hello.address)
-                self._learn_port(sender, batch.hello.peer_port)
-            self._heard_at[sender] = asyncio.get_running_loop().time()
+            self._common.heard_at[sender] = asyncio.get_running_loop().time()
             try:
                 messages = [from_proto(m, sender, endpoint.member_id) for m in batch.messages]
             except MalformedMessageError as error:
@@ -266,10 +209,7 @@ class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
                     refusal=RaftExchangeReply.REFUSAL_MALFORMED, detail=str(error)
                 )
             endpoint.on_messages(messages)
-            following = await anext(batches, None)
-            if following is None:
-                return RaftExchangeReply()
-            batch = following
+            batch = await stream.receive()
             if batch.HasField("hello"):
                 refusal = await self._refused(batch, peer, sender)
                 if refusal is not None:
@@ -332,17 +272,9 @@ def _malformed(batch: RaftBatch, sender: str) -> str:
         return f"a name in the hello is longer than {NAME_CHARS_MAX} characters"
     if hello.address and not is_address(hello.address):
         return "the hello's address is not host:port"
-    if hello.peer_port > PORT:
-        return "the hello's peer port is none"
     if sender and hello.member_id != sender:
         return "a stream has one sender"
     return ""
-
-
-async def _batches(stream: FramedBatches) -> AsyncIterator[RaftBatch]:
-    with contextlib.suppress(PeerLostError):
-        while True:
-            yield await stream.receive()
 
 
 def _end_now(stream: asyncio.Timeout) -> None:

@@ -20,13 +20,13 @@ from koinon_coordinator.core.cluster.commands import (
     RestoreCertificate,
     RevokeCertificate,
 )
-from koinon_coordinator.core.decide.keyspaces import Alteration
-from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.decide.copy_progress import Progress, Stage
+from koinon_coordinator.core.decide.keyspace_requests import Alteration
 from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_coordinator.core.decide.registrations import check_requested_address
 from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
 from koinon_coordinator.leader.admin_requests import AdminRequests, MoveView
-from koinon_coordinator.leader.keyspaces import KeyspaceMade
+from koinon_coordinator.leader.keyspace_changes import KeyspaceMade
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.addresses import check_name
@@ -90,6 +90,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         table = coordinator.table()
         is_leader = coordinator.leads
         timing = coordinator.timing
+        free, size = coordinator.disk_room()
         return admin_pb2.ClusterStatus(
             member_id=raft.member_id,
             is_leader=is_leader,
@@ -121,6 +122,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ),
             tls_mode=str(coordinator.config.listening.mode),
             open_addresses=coordinator.open_addresses,
+            advertised_address=coordinator.config.advertise,
+            disk_free_bytes=free,
+            disk_bytes=size,
+            room_waits=self._room_waits() if is_leader else [],
         )
 
     @typed_errors
@@ -315,8 +320,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     # --- helpers ------------------------------------------------------------------------------
 
     def _check_cluster(self, request: Any) -> None:
-        """Refuse what is meant for another cluster: addresses are reused. (Builds before did not
-        say which they meant, and get what they ask for.)
+        """Refuse what is meant for another cluster: addresses are reused. A caller that
+        does not know the cluster yet names none.
 
         Raises:
             WrongClusterError
@@ -338,6 +343,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def _version(self) -> int:
         table = self._coordinator.table()
         return table.table_version if table is not None else 0
+
+    def _room_waits(self) -> list[admin_pb2.RoomWait]:
+        """Return the nodes for whose room moves wait, with what these moves need in all."""
+        found: dict[int, admin_pb2.RoomWait] = {}
+        for shortage in self._coordinator.leadership.operations.short_of_room():
+            wait = found.setdefault(
+                shortage.node,
+                admin_pb2.RoomWait(
+                    node_number=shortage.node, has_bytes=shortage.has_bytes, limit=shortage.limit
+                ),
+            )
+            wait.moves += 1
+            wait.needs_bytes += shortage.needs_bytes
+        return list(found.values())
 
     def _sessions(self) -> list[admin_pb2.NodeSession]:
         leadership = self._coordinator.leadership

@@ -5,19 +5,30 @@ elsewhere. ``admin_service.py`` has the operators' one, ``loads_service.py`` tha
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionChange
-from koinon_coordinator.core.decide.registrations import Registration
+from koinon_coordinator.core.cluster.commands import (
+    HostedPartition,
+    PartitionChange,
+    StoreStanding,
+)
+from koinon_coordinator.core.decide.registrations import Registration, Sender
+from koinon_coordinator.leader.membership import NodeReport
 from koinon_coordinator.services.admin_service import CALLS_MAX, PROGRESS, AdminService
 from koinon_coordinator.services.loads_service import LoadsService
 from koinon_coordinator.wire.updates import AccessCache, UpdateCache
 from koinon_proto.contract.bounds import check
 from koinon_proto.contract.codec import codec
-from koinon_proto.contract.errors import ClusterNotReadyError, InvalidArgumentError, KoinonError
+from koinon_proto.contract.errors import (
+    ClusterNotReadyError,
+    InvalidArgumentError,
+    KoinonError,
+    UnavailableError,
+)
 from koinon_proto.contract.table import Table
 from koinon_proto.contract.versions import check_node_protocol
 from koinon_proto.process.clock import boottime
@@ -35,6 +46,7 @@ from koinon_proto.v1 import (
     membership_pb2,
     membership_pb2_grpc,
     raft_pb2,
+    raft_pb2_grpc,
     table_pb2,
     table_pb2_grpc,
 )
@@ -57,21 +69,26 @@ _CHANGE = codec(PartitionChange, membership_pb2.PartitionChange)
 _REGISTRATION = codec(
     Registration,
     membership_pb2.RegisterRequest,
-    zero_is_default=["weight"],
     filled=["protocol_version", "cluster_id"],
 )
 
 
-_OPEN_ADDRESSES_MAX, _OPEN_CHARS_MAX, _MODE_CHARS_MAX = 8, 300, 16
+_OPEN_ADDRESSES_MAX, _OPEN_CHARS_MAX, _MODE_CHARS_MAX, _SCARCE_MAX = 8, 300, 16, 8
 
 
 def _bound_exposure(stats: membership_pb2.NodeStats) -> None:
-    """Keep of what a node says of its ports what operators can be shown."""
+    """Keep of what a node says of its ports and resources what operators can be shown."""
     shown = [one[:_OPEN_CHARS_MAX] for one in stats.open_addresses[:_OPEN_ADDRESSES_MAX]]
     if shown:
         stats.open_addresses[:] = shown
     if stats.tls_mode:
         stats.tls_mode = stats.tls_mode[:_MODE_CHARS_MAX]
+    if stats.old_store:
+        stats.old_store = stats.old_store[:_OPEN_CHARS_MAX]
+    if len(stats.scarce) > _SCARCE_MAX:  # else even an empty message would count as set
+        del stats.scarce[_SCARCE_MAX:]
+    for scarce in stats.scarce:
+        scarce.name = scarce.name[:_OPEN_CHARS_MAX]
 
 
 FramedHeartbeats = FramedStream[membership_pb2.HeartbeatResponse, membership_pb2.HeartbeatRequest]
@@ -134,17 +151,19 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             lease_ms=timing.lease_ms,
             table=self._newer(0),
             access=self._newer_access(0),
+            known_node_epoch=registered.known_epoch
+            if registered.store is StoreStanding.OLD and not registered.reclaimed
+            else 0,
         )
 
     @typed_errors
-    async def Heartbeat(  # noqa: N802
-        self, request: membership_pb2.HeartbeatRequest, _context: Any
-    ) -> membership_pb2.HeartbeatResponse:
-        reply = await self._heartbeat(request)
-        admission.trust()
-        return reply
+    async def GetPeerPort(  # noqa: N802
+        self, request: raft_pb2.GetPeerPortRequest, _context: Any
+    ) -> raft_pb2.GetPeerPortResponse:
+        _ = self._coordinator.serving
+        return peer_port_of(self._coordinator)
 
-    async def take_heartbeats(self, stream: FramedHeartbeats, peer: str) -> None:
+    async def serve_heartbeats(self, stream: FramedHeartbeats, peer: str) -> None:
         """Answer the heartbeats of one node, one after the other, until the stream ends.
 
         Raises:
@@ -166,7 +185,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def _answered(
         self, request: membership_pb2.HeartbeatRequest, peer: Peer
     ) -> membership_pb2.HeartbeatResponse:
-        """Answer a heartbeat, counted and timed as one by gRPC."""
+        """Answer a heartbeat, counted and timed as a call is."""
         handled = Request(method_of(MembershipService, "Heartbeat"), request, peer)
         try:
             reply = await self._heartbeat(request)
@@ -188,29 +207,25 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         received_at = boottime()
         leadership = self._coordinator.serving
         _bound_exposure(request.stats)
-        commands = await self._coordinator.led(
-            leadership.members.heartbeat(
-                cluster_id=request.cluster_id,
-                node_id=request.node_id,
-                node_epoch=request.node_epoch,
-                registration_id=request.registration_id,
-                hosted=list(map(_HOST_COMMAND.decode, request.hosted)),
-                received_at=received_at,
-                stats=request.stats if request.HasField("stats") else None,
-                progress=list(map(PROGRESS.decode, request.progress)),
-                access_version=request.access_version,
-                table_version=request.table_version,
-                erased=request.erased_keyspaces,
-            )
+        report = NodeReport(
+            stats=request.stats,
+            hosted=list(map(_HOST_COMMAND.decode, request.hosted)),
+            progress=list(map(PROGRESS.decode, request.progress)),
+            sizes=request.sizes if request.HasField("sizes") else None,
+            access_version=request.access_version,
+            table_version=request.table_version,
+            erased=request.erased_keyspaces,
         )
+        heartbeat = leadership.members.heartbeat(_sender(request), report, received_at)
+        commands = await self._coordinator.led(heartbeat)
         return membership_pb2.HeartbeatResponse(
             term=leadership.term.number,
             lease_ms=leadership.timing.lease_ms,
             table=self._newer(request.table_version),
             commands=map(_HOST_COMMAND.encode, commands),
             access=self._newer_access(request.access_version),
-            peer_port=self._coordinator.peer_port,
             call_number=request.call_number,
+            wall_ms=round(time.time() * 1000),
         )
 
     @typed_errors
@@ -219,11 +234,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     ) -> membership_pb2.AlterPartitionsResponse:
         rejected = await self._coordinator.led(
             self._coordinator.serving.members.alter_partitions(
-                cluster_id=request.cluster_id,
-                node_id=request.node_id,
-                node_epoch=request.node_epoch,
-                registration_id=request.registration_id,
-                changes=list(map(_CHANGE.decode, request.changes)),
+                _sender(request), list(map(_CHANGE.decode, request.changes))
             )
         )
         admission.trust()
@@ -235,14 +246,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def Leave(  # noqa: N802
         self, request: membership_pb2.LeaveRequest, _context: Any
     ) -> membership_pb2.LeaveResponse:
-        await self._coordinator.led(
-            self._coordinator.serving.members.leave(
-                cluster_id=request.cluster_id,
-                node_id=request.node_id,
-                node_epoch=request.node_epoch,
-                registration_id=request.registration_id,
-            )
-        )
+        await self._coordinator.led(self._coordinator.serving.members.leave(_sender(request)))
         return membership_pb2.LeaveResponse()
 
     def _newer(self, known_version: int) -> table_pb2.TableUpdate | None:
@@ -255,6 +259,39 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     def _newer_access(self, known_version: int) -> access_pb2.AccessState | None:
         """Return the access state, hashes of secrets included; None where the node has it."""
         return self._access.newer(self._coordinator.access.state, known_version)
+
+
+def _sender(request: Any) -> Sender:
+    return Sender(
+        cluster_id=request.cluster_id,
+        node_id=request.node_id,
+        node_epoch=request.node_epoch,
+        registration_id=request.registration_id,
+    )
+
+
+class RaftService(raft_pb2_grpc.RaftServicer):
+    """Tells other coordinators where they reach this one's Raft member."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    @typed_errors
+    async def GetPeerPort(  # noqa: N802 (the generated servicer's name)
+        self, request: raft_pb2.GetPeerPortRequest, _context: Any
+    ) -> raft_pb2.GetPeerPortResponse:
+        return peer_port_of(self._coordinator)
+
+
+def peer_port_of(coordinator: Coordinator) -> raft_pb2.GetPeerPortResponse:
+    """Return the number of the coordinator's peer port.
+
+    Raises:
+        UnavailableError: it is not open: the coordinator stops.
+    """
+    if not coordinator.peer_port:
+        raise UnavailableError(reason="the coordinator is stopping")
+    return raft_pb2.GetPeerPortResponse(peer_port=coordinator.peer_port)
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
@@ -316,7 +353,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         if table is None or not table.bootstrapped:
             raise ClusterNotReadyError(
                 registered_nodes=0 if table is None else len(table.nodes),
-                bootstrap_nodes=self._coordinator.bootstrap_nodes(),
+                bootstrap_nodes=0 if table is None else table.cluster.bootstrap_nodes,
             )
         return table
 
@@ -327,11 +364,12 @@ def add_services(
     trust_host: Callable[[str], None] = lambda peer: None,
 ) -> MembershipService:
     """Mount all services of ``coordinator`` on a ``grpc.aio`` server; return the one that takes
-    heartbeats in frames too.
+    heartbeats, which come in at the peer port.
     """
     updates = UpdateCache(coordinator.row_forms)
     members = MembershipService(coordinator, updates, trust_host)
     membership_pb2_grpc.add_MembershipServicer_to_server(members, server)
+    raft_pb2_grpc.add_RaftServicer_to_server(RaftService(coordinator), server)
     table_pb2_grpc.add_TableServiceServicer_to_server(TableService(coordinator, updates), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, updates), server)
     loads_pb2_grpc.add_LoadsServicer_to_server(LoadsService(coordinator, updates), server)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any, cast
 
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.cluster.bulk_loads import Load
 from koinon_coordinator.core.cluster.commands import CommitLoad
-from koinon_coordinator.core.decide.bulk_loads import LoadWish
-from koinon_coordinator.leader.bulk_loads import LoadView
+from koinon_coordinator.core.cluster.load_rules import Load
+from koinon_coordinator.core.decide.load_requests import LoadWish
+from koinon_coordinator.leader.loading import LoadView
 from koinon_coordinator.services.admin_service import CALLS_MAX
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract.access import Action
-from koinon_proto.contract.bulk_loads import LoadMode, owner_digest
+from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS_MIN, LoadMode, owner_digest
 from koinon_proto.contract.codec import codec
-from koinon_proto.contract.keyspaces import Keyspaces
-from koinon_proto.security.authorization import caller
+from koinon_proto.contract.keyspaces import KeyspaceId, Keyspaces
+from koinon_proto.security.authorization import caller, concerns
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 
@@ -118,6 +118,30 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         table = self._coordinator.table()
         keyspaces = table.keyspaces if table is not None else None
         return loads_pb2.GetLoadsResponse(loads=[_info(view, keyspaces) for view in views])
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def EmptyKeyspace(  # noqa: N802
+        self, request: loads_pb2.EmptyKeyspaceRequest, _context: Any
+    ) -> loads_pb2.EmptyKeyspaceResponse:
+        wish = LoadWish(
+            job_id=request.job_id,
+            mode=LoadMode.OVERWRITE,
+            description=request.description,
+            timeout_ms=LOAD_TIMEOUT_MS_MIN,
+            keyspace_id=KeyspaceId(request.keyspace_id),
+        )
+        concerns(wish.keyspace_id)
+        outcome = await self._coordinator.led(
+            self._coordinator.serving.loading.empty(wish, request.cluster_id)
+        )
+        table = self._coordinator.table()
+        assert table is not None  # there is a cluster: it has opened a load
+        return loads_pb2.EmptyKeyspaceResponse(
+            load_id=outcome.load_id,
+            state=cast(Any, int(outcome.state)),
+            table_version=table.table_version,
+        )
 
     @typed_errors
     async def GetManifest(  # noqa: N802

@@ -1,9 +1,9 @@
 """The peer port of a coordinator: streams of frames for other coordinators and for nodes.
 
-A caller sends one command (``KOINON.RAFT 1``, ``KOINON.HEARTBEATS 1``) and, once it has the answer
-``+OK``, frames (koinon_proto.server.framed_stream). What goes in them, and who may send it, is the
-same as in the method of gRPC that the stream stands for: gRPC is what callers use who cannot come
-here, at several times the processor time for a small message.
+A caller asks for the port's number by gRPC (``GetPeerPort``), sends one command here
+(``KOINON.RAFT 1``, ``KOINON.HEARTBEATS 1``) and, once it has the answer ``+OK``, frames
+(koinon_proto.server.framed_stream). gRPC itself would cost several times the processor time for a
+small message.
 
 Bounds: connections without a command, or without a first message, are few, and each is closed
 after some seconds; so are those that send anything else. Streams have places, a host half of them.
@@ -29,8 +29,8 @@ from koinon_proto.contract.errors import (
 from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.security import method_permissions
 from koinon_proto.security.audit import NO_AUDIT, Audit
-from koinon_proto.security.authentication import Authenticator
-from koinon_proto.security.authorization import ANYBODY, Caller, caller
+from koinon_proto.security.authentication import Authenticator, StandingCaller, Version
+from koinon_proto.security.authorization import caller
 from koinon_proto.security.sockets import Server, serve_at_chosen
 from koinon_proto.security.transport import Listening
 from koinon_proto.security.trust import verified_chain
@@ -55,10 +55,9 @@ Stream = FramedStream[Any, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FramedMethod:
-    """A method of gRPC that is served in frames too. ``path`` is its path, by which callers are
-    let in; ``parse`` makes a request of its bytes, and raises KoinonError for one that makes no
-    sense. ``serve`` takes a stream, and its peer's name, until it ends; it raises KoinonError to
-    end the stream with that.
+    """A kind of stream. ``path`` names it in the table of permissions. ``parse`` makes a request
+    of its bytes, and raises KoinonError for one that makes no sense. ``serve`` takes a stream, and
+    its peer's name, until it ends; it raises KoinonError to end the stream with that.
     """
 
     path: str
@@ -88,7 +87,7 @@ class PeerPort:
         self._server: Server | None = None
         self._greetings: dict[_Greeting, None] = {}  # connections without a command, oldest first
         self._silent: dict[Stream, None] = {}  # streams without a message, oldest first
-        self._streams: dict[Stream, tuple[FramedMethod, Callable[[], Caller]]] = {}
+        self._streams: dict[Stream, tuple[FramedMethod, StandingCaller]] = {}
         self._serving: set[asyncio.Task[None]] = set()
         self._places = Places(
             "streams of the peer port", places=STREAMS_MAX, host=STREAMS_MAX // 2, connection=1
@@ -132,13 +131,14 @@ class PeerPort:
             found[method.path.rpartition(".")[2]] += stream not in self._silent
         return found
 
-    def look_at_callers(self) -> None:
+    def look_at_callers(self, version: Version, now_s: float) -> None:
         """End the streams of callers that may no longer have them."""
-        for stream, (method, find_caller) in list(self._streams.items()):
-            try:
-                method_permissions.check(method.path, find_caller())
-            except KoinonError as error:
-                stream.close(error)
+        for stream, (method, standing) in list(self._streams.items()):
+            if standing.is_stale(version, now_s):
+                try:
+                    method_permissions.check(method.path, standing.current())
+                except KoinonError as error:
+                    stream.close(error)
 
     # --- what connections tell -----------------------------------------------------------------
 
@@ -156,12 +156,12 @@ class PeerPort:
         if method is None:
             self._refuse(transport, NOT_KNOWN)
             return None
-        find_caller = self._find_caller(transport)
+        standing = self._caller_of(transport)
         try:
-            found = find_caller()
+            found = standing.current()
             method_permissions.check(method.path, found)
         except KoinonError as error:
-            self._note_refusal(method, find_caller, peer, error)
+            self._note_refusal(method, standing, peer, error)
             self._refuse(transport, b"-ERR " + ascii(str(error)).encode())
             return None
         if found.principal is None:
@@ -173,34 +173,34 @@ class PeerPort:
             method.message_bytes_max,
             method.received_bytes_max,
         )
-        self._streams[stream] = method, find_caller
-        task = asyncio.get_running_loop().create_task(
-            self._serve(stream, method, find_caller, peer)
-        )
+        self._streams[stream] = method, standing
+        task = asyncio.get_running_loop().create_task(self._serve(stream, method, standing, peer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
         return stream
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _find_caller(self, transport: asyncio.Transport) -> Callable[[], Caller]:
-        """Return what tells who has the connection; it raises KoinonError once nobody may."""
+    def _caller_of(self, transport: asyncio.Transport) -> StandingCaller:
         tls: Any = transport.get_extra_info("ssl_object")
         if tls is None:
-            return lambda: ANYBODY
+            return StandingCaller()
         certificate, chain = tls.getpeercert(binary_form=True), verified_chain(tls)
-        return lambda: self._gate.who(certificate or None, lambda: "", chain, stays=True)
+        return StandingCaller(
+            self._gate,
+            lambda: self._gate.who(certificate or None, lambda: "", chain, stays=True),
+        )
 
     def _refuse(self, transport: asyncio.Transport, answer: bytes) -> None:
         transport.write(answer + END_OF_LINE)
         transport.close()
 
     def _note_refusal(
-        self, method: FramedMethod, find_caller: Callable[[], Caller], peer: str, error: KoinonError
+        self, method: FramedMethod, standing: StandingCaller, peer: str, error: KoinonError
     ) -> None:
         outcome, who = rpc.code_of(error).name.lower(), "nobody"
         with contextlib.suppress(KoinonError):
-            who = find_caller().name
+            who = standing.current().name
         if self._audit.wants(method.path, outcome):
             self._audit.note(who, peer, method.path, outcome, "", error)
         if self._refusals.may_log():
@@ -213,11 +213,11 @@ class PeerPort:
             )
 
     async def _serve(
-        self, stream: Stream, method: FramedMethod, find_caller: Callable[[], Caller], peer: str
+        self, stream: Stream, method: FramedMethod, standing: StandingCaller, peer: str
     ) -> None:
         ended_with: KoinonError | None = None
         try:
-            found = find_caller()
+            found = standing.current()
             caller.set(found)
             first = await self._first_of(stream)
             method_permissions.check_claim(method_permissions.RULES[method.path], found, first)
@@ -229,7 +229,7 @@ class PeerPort:
         except KoinonError as error:
             ended_with = error
             if rpc.code_of(error).name in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
-                self._note_refusal(method, find_caller, peer, error)
+                self._note_refusal(method, standing, peer, error)
         except Exception as error:
             log.exception("serving a stream failed method=%s", method.path)
             ended_with = InternalError(reason=f"{type(error).__name__}: {error}")

@@ -6,14 +6,13 @@ build does not know, raises UnsupportedVersionError: the member stops rather tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
 from koinon_coordinator.core.cluster import commands
-from koinon_coordinator.core.cluster.bulk_loads import Load, LoadsImage
 from koinon_coordinator.core.cluster.commands import (
     AlterKeyspace,
     AssignPartitions,
@@ -22,11 +21,10 @@ from koinon_coordinator.core.cluster.commands import (
     CreateKeyspace,
     HostedPartition,
     PartitionsHosted,
-    RegisterNode,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.image import StateImage
-from koinon_coordinator.core.cluster.members import NodeRecord, StoreLife, Stranded
+from koinon_coordinator.core.cluster.image import NodeRecord, StateImage, StoreLife, Stranded
+from koinon_coordinator.core.cluster.load_rules import Load, LoadsImage
 from koinon_coordinator.wire import rows
 from koinon_coordinator.wire.rows import RowForms
 from koinon_proto.contract import convert
@@ -37,10 +35,7 @@ from koinon_proto.contract.codec import Codec, Value, codec
 from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.contract.keyspaces import NO_KEYSPACES
 from koinon_proto.contract.table import (
-    MoveSettings,
-    NodeNumber,
     PartitionId,
-    PartitionRow,
     registration_digest,
 )
 from koinon_proto.v1 import loads_pb2, state_pb2
@@ -83,7 +78,6 @@ _SPECIAL: dict[type[Any], Codec[Any, Any]] = {
     CreateCluster: codec(
         CreateCluster, state_pb2.CreateClusterCommand, values={"config": convert.CONFIG}
     ),
-    RegisterNode: codec(RegisterNode, state_pb2.RegisterNodeCommand, zero_is_default=["weight"]),
     AssignPartitions: codec(
         AssignPartitions,
         state_pb2.AssignPartitionsCommand,
@@ -164,7 +158,6 @@ _RECORD = codec(
     NodeRecord,
     state_pb2.NodeRecord,
     values={"info": convert.NODE},
-    unused=["left_behind_store_id", "left_behind_node_epoch"],
 )
 
 
@@ -256,35 +249,11 @@ def image_from_bytes(encoded: bytes) -> StateImage:
         batches=tuple(map(_BATCH.decode, message.stream_batches)),
         id_base=message.load_id_base,
     )
-    image = _IMAGE.decode(
+    return _IMAGE.decode(
         message,
         loads=loads,
         access=convert.ACCESS.decode(message.access),
         keyspaces=convert.KEYSPACES.decode(message.keyspaces),
-    )
-    if message.HasField("move_settings"):
-        return image
-    stranded = _stranded_of_one_replica(message.nodes, image.rows)
-    return replace(image, move_settings=MoveSettings(), stranded=stranded)
-
-
-def _stranded_of_one_replica(
-    records: Iterable[state_pb2.NodeRecord], of_rows: Iterable[PartitionRow]
-) -> tuple[Stranded, ...]:
-    """Return the stranded partitions as builds that kept one replica knew them: one store for each
-    node.
-    """
-    stores = {
-        NodeNumber(record.info.node_number): StoreLife(
-            record.left_behind_store_id, record.left_behind_node_epoch
-        )
-        for record in records
-        if record.left_behind_store_id
-    }
-    return tuple(
-        Stranded(partition_id=row.partition_id, node=row.replicas[0], store=stores[row.replicas[0]])
-        for row in of_rows
-        if len(row.replicas) == 1 and not row.in_sync and row.replicas[0] in stores
     )
 
 

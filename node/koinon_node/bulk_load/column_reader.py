@@ -13,16 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from koinon_node.config import Limits
-from koinon_node.core import records
-from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.records import U32Array
-from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.engine import Engine
-from koinon_node.serving.row_metrics import RowCounts
-from koinon_node.state import Expired, NodeState, WallClock
-from koinon_node.storage.store import Store, values_of
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import U32Array
+from koinon_node.core.writes.commit_group import CommitGroup
+from koinon_node.partition.engine import Engine
+from koinon_node.partition.row_metrics import RowCounts
+from koinon_node.state import Expired
+from koinon_node.storage.store import values_of
 from koinon_proto.contract import columns
 from koinon_proto.contract.errors import KoinonError, LeaseExpiredError, ResourceExhaustedError
 from koinon_proto.server import admission
@@ -84,25 +81,16 @@ class ColumnsAnswer:
 class ColumnReader:
     """Reads pages of records as columns, for Spark. For the event loop only."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: Store,
-        engine: Engine,
-        pending: PendingWrites,
-        replicator: Replicator,
-        limits: Limits,
-        clock: WallClock,
-        counts: RowCounts | None = None,
-    ) -> None:
-        self._state = state
-        self._store = store
+    def __init__(self, engine: Engine, counts: RowCounts | None = None) -> None:
+        context = engine.context
         self._engine = engine
         self._counts = counts or RowCounts()
-        self._pending = pending
-        self._replicator = replicator
-        self._limits = limits
-        self._clock = clock
+        self._state = context.state
+        self._store = context.store
+        self._pending = context.pending
+        self._replicator = context.replicator
+        self._limits = context.limits
+        self._clock = context.clock
         self._reading_bytes = 0  # of all pages that are being read now, at their full size
 
     async def read_columns(self, page: ColumnsPage) -> ColumnsAnswer:
@@ -137,7 +125,7 @@ class ColumnReader:
             quota.spend(len(answer.keys), answer.size)
         if not self._state.still_serves(view, np.array(visited, np.uint32)):
             raise LeaseExpiredError(node_id=self._state.node_id)
-        self._engine.traffic.rows_read += len(answer.keys)
+        self._engine.context.traffic.rows_read += len(answer.keys)
         self._counts.scanned_rows(
             len(answer.keys), sum(int(lengths.sum()) for lengths in answer.value_lengths)
         )
@@ -156,7 +144,7 @@ class ColumnReader:
         visited: list[int] = []
         size, dead, at, after_key = 0, 0, 0, page.after_key
         looked = read = 0  # since others could run
-        await self._engine.settle(page.partition_ids)
+        await self._engine.context.writer.settle(page.partition_ids)
         while at < len(page.partition_ids):
             p = page.partition_ids[at]
             if not view.epochs[p] or self._state.stopped[p]:
@@ -193,10 +181,9 @@ class ColumnReader:
             if looked > _SCAN_ROWS or read > _SCAN_BYTES:
                 looked = read = 0
                 await asyncio.sleep(0)
-        for group in incomplete:
-            await self._replicator.group_done(group, np.array(visited, np.uint32))
+        await self._replicator.groups_done(incomplete, np.array(visited, np.uint32))
         if expired:
-            await self._engine.remove_expired(expired, view)
+            await self._engine.expiry.remove_expired(expired, view)
         return visited
 
     def _append(
@@ -238,7 +225,7 @@ class ColumnReader:
         answer.value_lengths.append(sizes)
         answer.runs[partition_id] = answer.runs.get(partition_id, 0) + len(keys)
         grown = int(key_sizes.sum() + sizes.sum())
-        self._engine.traffic.count_scan(partition_id, len(keys), grown)
+        self._engine.context.traffic.count_scan(partition_id, len(keys), grown)
         return grown, scanned
 
     def _live(

@@ -21,20 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from koinon_node.backup.applier import retrieved
 from koinon_node.bulk_load import staged_chunks
 from koinon_node.bulk_load.staged_chunks import Manifest
-from koinon_node.core import records
-from koinon_node.core.commit_group import Ticket
+from koinon_node.core.formats import records
 from koinon_node.core.membership.assignment import ServedPartitions
-from koinon_node.core.write_decisions import Primaries
+from koinon_node.core.writes.commit_group import Ticket
+from koinon_node.partition.batches import WriteBatch
+from koinon_node.partition.engine import Engine
 from koinon_node.ports import LoadCalls
-from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.batches import WriteBatch
-from koinon_node.serving.engine import Engine
-from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.store import Store
-from koinon_node.storage.writer import Writer
+from koinon_node.replication.applier import retrieved
 from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, StorageFullError
@@ -63,25 +58,16 @@ class _UnderWay(NamedTuple):
 class MergeScheduler:
     """Background work. All methods belong to the event loop's thread."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: Store,
-        writer: Writer,
-        engine: Engine,
-        primaries: Primaries,
-        replicator: Replicator,
-        calls: LoadCalls,
-        clock: WallClock,
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._writer = writer
+    def __init__(self, engine: Engine, calls: LoadCalls) -> None:
+        context = engine.context
         self._engine = engine
-        self._primaries = primaries
-        self._replicator = replicator
         self._calls = calls
-        self._clock = clock
+        self._state = context.state
+        self._store = context.store
+        self._writer = context.writer
+        self._primaries = context.primaries
+        self._replicator = context.replicator
+        self._clock = context.clock
         self._merge_due, self._sweep_due = asyncio.Event(), asyncio.Event()
         self._manifests: dict[int, Manifest] = {}
         self._merged: dict[int, set[int]] = {}  # reported, by load
@@ -241,7 +227,7 @@ class MergeScheduler:
         for step in steps:
             p = step.partition_id
             ids = np.array([p], np.uint32)
-            wanted = self._engine.waits[p] or self._replicator.is_merging(p)
+            wanted = self._engine.context.claims.waits[p] or self._replicator.is_merging(p)
             if wanted or self._state.too_few[p] or not self._state.still_serves(view, ids):
                 continue
             if not self._is_merging(step.load_id):
@@ -253,7 +239,7 @@ class MergeScheduler:
                 refused.add(p)
                 continue
             step.sequence = self._primaries.take(p)
-            if self._primaries.replicated[p]:
+            if self._primaries.keeps_tombstones(p):
                 step.tombstone_at_ms = now_ms + self._primaries.tombstone_ms
             else:
                 self._primaries.purge_floors[p] = step.sequence
@@ -285,7 +271,7 @@ class MergeScheduler:
                 failed.add(step.partition_id)  # without a wait for its followers
                 continue
             self.rows_merged += step.rows
-            self._engine.traffic.count_merge(step.partition_id, step.rows, step.bytes)
+            self._engine.context.traffic.count_merge(step.partition_id, step.rows, step.bytes)
             if step.last:
                 merged.append(step.partition_id)
         return merged, failed
@@ -340,7 +326,7 @@ class MergeScheduler:
         await self._writer.settle((partition_id,))
         while keys := staged_chunks.staged_keys(self._store, partition_id, load_id, _DELETE_KEYS):
             began = loop.time()
-            answer = await self._engine.write(
+            answer = await self._engine.writes.write(
                 WriteBatch(
                     table_version=0,
                     keys=keys,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from koinon_node.core import chunk_keys, records
-from koinon_node.core.chunk_keys import ChunkName, Mark, Slice, slice_of
+from koinon_node.core.formats import chunk_keys, records
+from koinon_node.core.formats.chunk_keys import ChunkName, Mark, Slice, slice_of
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.store import Store
 from koinon_proto.contract import columns

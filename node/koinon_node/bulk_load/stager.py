@@ -17,15 +17,12 @@ from typing import Any
 import numpy as np
 
 from koinon_node.bulk_load import staged_chunks
-from koinon_node.core import chunk_keys, records
-from koinon_node.core.records import U32Array
-from koinon_node.primary.follower_streams import Followers
-from koinon_node.serving.batches import WriteBatch
-from koinon_node.serving.engine import Engine
-from koinon_node.serving.request_limits import loaded_expiries, loaded_expiry
-from koinon_node.serving.row_metrics import RowCounts
-from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.store import Store
+from koinon_node.core.formats import chunk_keys, records
+from koinon_node.core.formats.records import U32Array
+from koinon_node.partition.batches import WriteBatch
+from koinon_node.partition.engine import Engine
+from koinon_node.partition.request_limits import loaded_expiries, loaded_expiry
+from koinon_node.partition.row_metrics import RowCounts
 from koinon_proto.contract import columns
 from koinon_proto.contract.columns import Gathered
 from koinon_proto.contract.errors import (
@@ -67,20 +64,11 @@ class Prepared:
 class Stager:
     """Takes chunks of open loads, and confirms what is staged. For the event loop only."""
 
-    def __init__(
-        self,
-        state: NodeState,
-        store: Store,
-        engine: Engine,
-        followers: Followers,
-        clock: WallClock,
-        counts: RowCounts | None = None,
-    ) -> None:
-        self._state = state
-        self._store = store
+    def __init__(self, engine: Engine, counts: RowCounts | None = None) -> None:
         self._engine = engine
-        self._followers = followers
-        self._clock = clock
+        self._state = engine.context.state
+        self._store = engine.context.store
+        self._clock = engine.context.clock
         self._counts = counts or RowCounts()
         self._room = _Room(STAGING_BYTES)
 
@@ -95,8 +83,7 @@ class Stager:
         Raises:
             LoadClosedError: the load is not open.
             TableBehindError: this node's table is older than the sender's.
-            InvalidArgumentError: a chunk's keys do not ascend, it expires too late, or a follower's
-                build cannot merge it.
+            InvalidArgumentError: a chunk's keys do not ascend, or it expires too late.
             KoinonError: as Engine.write; sending the same again is safe.
         """
         try:
@@ -109,7 +96,6 @@ class Stager:
 
     async def _stage(self, batch: StageBatch) -> dict[int, KoinonError]:
         self.check_load(batch.load_id, batch.table_version)
-        self._check_followers(batch.gathered)
         await self._check_order(batch.gathered)
         write = WriteBatch(
             table_version=batch.table_version,
@@ -126,7 +112,7 @@ class Stager:
         if refusals:
             write = write.taking(np.flatnonzero(~np.isin(batch.partition_ids, list(refusals))))
         async with self._room.of(sum(map(len, write.values))):
-            answer = await self._engine.write(write)
+            answer = await self._engine.writes.write(write)
         for error in answer.row_errors.values():
             raise error
         return refusals | answer.refusals
@@ -179,20 +165,6 @@ class Stager:
                 chunks[index] = columns.with_expiry(chunks[index], expires_at_ms)
         return chunks
 
-    def _check_followers(self, rows: Gathered) -> None:
-        """Raise InvalidArgumentError where a follower's build could not merge the rows: it would
-        end as soon as they are committed.
-        """
-        if not any(header.has_expiries for header in rows.headers):
-            return
-        if unable := self._followers.unable_to_merge(columns.HAS_EXPIRIES):
-            names = ", ".join(str(self._state.table().nodes[number].node_id) for number in unable)
-            raise InvalidArgumentError(
-                field="chunks",
-                reason="rows with times to live of their own, and rows that delete, cannot be "
-                f"merged by the build of {names}: upgrade it first",
-            )
-
     async def _check_order(self, rows: Gathered) -> None:
         # Arrow, which nodes without bulk loads never need, takes a while to import.
         merging = await _imported("koinon_node.storage.merge_executor")
@@ -221,7 +193,7 @@ class Stager:
         prepared = Prepared(refusals=self._state.refusals(view, partition_ids, table_version))
         looked = [p for p in rows if p not in prepared.refusals]
         await _imported("koinon_node.storage.merge_executor")
-        await self._engine.settle(looked)
+        await self._engine.context.writer.settle(looked)
 
         def prepare() -> None:
             for partition_id in looked:

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from koinon_node.core.formats.records import U32Array, U64Array
 from koinon_node.core.pacing import TokenBucket
-from koinon_node.core.records import U32Array, U64Array
 from koinon_proto.contract.errors import QuotaExceededError
 from koinon_proto.contract.keyspaces import Keyspace, Keyspaces
 

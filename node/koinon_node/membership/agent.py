@@ -29,6 +29,7 @@ import random
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -41,8 +42,13 @@ from koinon_node.core.membership.assignment import (
     HostCommand,
     ServedPartitions,
 )
-from koinon_node.core.membership.lease import NO_LEASE, heartbeat_timeout_s
-from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatchdog
+from koinon_node.core.membership.lease import (
+    NO_LEASE,
+    PATIENCE_LEASES,
+    LoopWatchdog,
+    clock_ahead_ms,
+    heartbeat_timeout_s,
+)
 from koinon_node.membership.coordinator_calls import PLAIN_CHANNELS, Channels, Coordinators
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
@@ -86,6 +92,7 @@ _FATAL = (
 )
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.2  # a node that waits asks as often as one that is in
 _REMOVED_RETRY_S = 30.0
+_SIZES_INTERVAL_S = 5.0  # a new leader is told the sizes of partitions at once
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
 
@@ -95,7 +102,7 @@ Event = Callable[[], None]
 
 class Host(Protocol):
     """The event loop's side, as the agent needs it. Coroutines and ``on_table`` run on the loop,
-    ``stats``, ``progress`` and ``erased`` on the agent's thread.
+    ``stats``, ``sizes``, ``progress`` and ``erased`` on the agent's thread.
     """
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
@@ -110,6 +117,7 @@ class Host(Protocol):
         """
 
     def stats(self) -> membership_pb2.NodeStats: ...
+    def sizes(self) -> membership_pb2.PartitionSizes: ...
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
     def erased(self) -> Sequence[int]:
         """Return the ids of dropped keyspaces of which this node holds nothing."""
@@ -158,8 +166,16 @@ class Agent:
         self._heartbeat_interval_s = 0.2
         self._lease_s = 1.0
         self._held_lease = False
+        self.old_store = ""  # how the directory was found to be an old copy; "": it is none
+        self.clock_ahead_ms = 0  # of the leader's, by so much at least; below 0: it is behind
+        self._term = 0  # of the leader that answered last
+        self._sizes_told = (0, float("-inf"))  # in which term, and when
         self.lease_losses = 0  # while this process went on
         self.heartbeat_seconds = Histogram()  # those that were acknowledged
+
+    def served_at(self, config: NodeConfig) -> None:
+        """Take the settings with the ports that the system has chosen; before ``start``."""
+        self._config = config
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; ``loop`` is where the host's coroutines run, and this too."""
@@ -307,6 +323,17 @@ class Agent:
                 }
             )
         )
+        if reply.known_node_epoch:
+            self.old_store = (
+                f"an old copy of its directory, of node epoch {self._last_node_epoch}, was put in "
+                f"the place of one of epoch {reply.known_node_epoch}"
+            )
+            log.warning(
+                "data directory is an old copy store_epoch=%d known_epoch=%d why=%s",
+                self._last_node_epoch,
+                reply.known_node_epoch,
+                "none of its copies counts as in sync: each catches up from its primary",
+            )
         self._state.registration_id, self._registration_id = self._registration_id, ""
         self._cluster_id = reply.cluster_id
         self._node_epoch = self._last_node_epoch = reply.node_epoch
@@ -394,9 +421,13 @@ class Agent:
             registration_id=self._state.registration_id,
             access_version=self._state.access.version,
             erased_keyspaces=self._host.erased(),
+            sizes=self._due_sizes(),
         )
         timeout_s = heartbeat_timeout_s(self._lease_s, self._heartbeat_interval_s)
         reply, sent_at = self._coordinators.heartbeat(request, timeout_s)
+        self._term = reply.term
+        if request.HasField("sizes"):
+            self._sizes_told = reply.term, sent_at
         self._assignment.on_acknowledged(acknowledgements)
         if reply.HasField("access"):
             self._apply_access(reply.access)
@@ -404,7 +435,10 @@ class Agent:
             self._apply_table(reply.table)
         self._assignment.on_commands(map(_COMMAND.decode, reply.commands))
         self._lease_s = reply.lease_ms / 1000
-        self.heartbeat_seconds.observe(max(0.0, self._now() - sent_at))
+        took_s = max(0.0, self._now() - sent_at)
+        self.heartbeat_seconds.observe(took_s)
+        if reply.wall_ms:
+            self.clock_ahead_ms = clock_ahead_ms(reply.wall_ms, time.time() * 1000, took_s * 1000)
         held, confirmed = self._note_lease(), self._state.confirmed(self._node_epoch)
         self._state.lease = self._state.lease.renewed(self._node_epoch, sent_at, self._lease_s)
         self._note_lease()
@@ -415,6 +449,12 @@ class Agent:
         self._watch.heard_elsewhere(
             self._coordinators.route.current, self._state.served.table_version
         )
+
+    def _due_sizes(self) -> membership_pb2.PartitionSizes | None:
+        """Return the sizes of partitions, unless the leader was told them a moment ago."""
+        term, at = self._sizes_told
+        is_due = term != self._term or self._now() - at >= _SIZES_INTERVAL_S
+        return self._host.sizes() if is_due else None
 
     def _note_lease(self) -> bool:
         """Return whether the lease holds; count it if it was lost since this was last asked."""

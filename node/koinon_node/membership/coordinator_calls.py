@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 from grpc.experimental import ChannelOptions
 
-from koinon_node.membership.framed_heartbeats import FramedHeartbeats, NoFramesError
+from koinon_node.membership.framed_heartbeats import FramedHeartbeats
 from koinon_node.ports import RowChange
 from koinon_proto.contract.bounds import check_reply
 from koinon_proto.contract.errors import (
@@ -37,6 +37,7 @@ from koinon_proto.v1 import (
     loads_pb2_grpc,
     membership_pb2,
     membership_pb2_grpc,
+    raft_pb2,
     table_pb2,
 )
 
@@ -95,11 +96,10 @@ class Coordinators:
         channels: Channels = PLAIN_CHANNELS,
     ) -> None:
         self.route = Route(addresses, random.choice(addresses))
-        self._now = now
         self._opening = channels
         self._version = channels.version
         self._channels: dict[str, tuple[grpc.Channel, Any]] = {}  # each with its stub
-        self._frames = FramedHeartbeats(channels)
+        self._heartbeats = FramedHeartbeats(channels, self._peer_port, now)
 
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
         """Ask once around; raises the last failure if no coordinator answered."""
@@ -115,22 +115,13 @@ class Coordinators:
     def heartbeat(
         self, request: membership_pb2.HeartbeatRequest, timeout_s: float
     ) -> tuple[membership_pb2.HeartbeatResponse, float]:
-        """Return (reply, when the acknowledged attempt was sent). It is sent in a frame, where a
-        connection stands that takes it; else, or if that is lost, by gRPC.
+        """Return (reply, when the acknowledged attempt was sent). Ask once around; raises the last
+        failure if the leader has not answered.
         """
-
-        def attempt(address: str) -> tuple[membership_pb2.HeartbeatResponse, float]:
-            sent_at = self._now()
-            try:
-                reply = self._frames.ask(address, request, timeout_s)
-            except NoFramesError:
-                sent_at = self._now()
-                reply = _sensible(self._stub(address).Heartbeat(request, timeout=timeout_s))
-            self._frames.learn(address, reply.peer_port)
-            return reply, sent_at
-
-        reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
-        return reply
+        answered: tuple[membership_pb2.HeartbeatResponse, float] = self._around(
+            lambda address: self._heartbeats.ask(address, request, timeout_s)
+        )
+        return answered
 
     def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
         """Ask once around; raises the last failure if no coordinator answered."""
@@ -138,8 +129,13 @@ class Coordinators:
             lambda address: _sensible(self._stub(address).Leave(request, timeout=timeout_s))
         )
 
+    def _peer_port(self, address: str, timeout_s: float) -> int:
+        request = raft_pb2.GetPeerPortRequest()
+        reply = _sensible(self._stub(address).GetPeerPort(request, timeout=timeout_s))
+        return int(reply.peer_port)
+
     def close(self) -> None:
-        self._frames.close()
+        self._heartbeats.close()
         self._close_channels()
 
     def _close_channels(self) -> None:
@@ -235,6 +231,18 @@ class LeaderCalls:
             cluster_id=cluster_id, load_id=load_id, partition_ids=partition_ids
         )
         await self._ask(loads_pb2_grpc.LoadsStub, "ReportMerged", request)
+
+    async def empty_keyspace(
+        self, cluster_id: str, keyspace_id: int, job_id: str, description: str
+    ) -> loads_pb2.EmptyKeyspaceResponse:
+        """See ports.EmptyingCalls."""
+        request = loads_pb2.EmptyKeyspaceRequest(
+            cluster_id=cluster_id, keyspace_id=keyspace_id, job_id=job_id, description=description
+        )
+        reply: loads_pb2.EmptyKeyspaceResponse = await self._ask(
+            loads_pb2_grpc.LoadsStub, "EmptyKeyspace", request
+        )
+        return reply
 
     async def close(self) -> None:
         for _, channel in self._channels.values():

@@ -4,72 +4,69 @@ A run of consecutive writes (of one durability) is one batch, and so is a run of
 be waited for; the next command is looked at once these are answered. So a client sees what it wrote
 before, and what it reads is not what it wrote after.
 
-Nothing is unbounded: while commands wait the socket is not read; while the client does not read its
-replies nothing is executed; what is left (a command that is coming in, replies that do not leave)
-is counted, and the listener closes who holds most where all hold too much.
+Nothing is unbounded: the socket is not read while much waits to be executed, or while there is no
+room for what comes; nothing is executed while the client does not read its replies. All that is
+held is counted in the budget of all connections (``memory_budget``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
 from time import perf_counter
 from typing import Any, Protocol, cast
 
-from koinon_node.resp import errors, wire
-from koinon_node.resp.commands import rules, transactions
-from koinon_node.resp.commands.table import (
+from koinon_node.resp import wire
+from koinon_node.resp.command_reader import ARGUMENT_BYTES, CommandReader
+from koinon_node.resp.commands import accounting, rules, transactions
+from koinon_node.resp.commands.spec import Spec, find, wrong_number
+from koinon_node.resp.memory_budget import MemoryBudget
+from koinon_node.resp.outcomes import (
     Arguments,
     Call,
+    Jointly,
     Outcome,
     Read,
-    Spec,
     Switch,
     Write,
-    find,
     first_key,
 )
 from koinon_node.resp.served_keyspace import ServedKeyspace
-from koinon_node.resp.service import RUN_BYTES, Answer, RedisService
-from koinon_node.resp.session import Session
-from koinon_proto.contract import request_ids
-from koinon_proto.contract.errors import (
-    InternalError,
-    KoinonError,
-    NotPrimaryError,
-    UnknownKeyspaceError,
-)
+from koinon_node.resp.service import RUN_BYTES, Answer, PassesOn, RedisService
+from koinon_node.resp.session import Peer, Session
+from koinon_proto.contract.errors import InternalError, KoinonError, UnauthenticatedError
 from koinon_proto.contract.keyspaces import DEFAULT
-from koinon_proto.contract.request_ids import Handling
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.trust import verified_chain
-from koinon_proto.server import requests
-from koinon_proto.server.connections import peer_name
+from koinon_proto.server.connections import peer_name, probe_when_idle
 from koinon_proto.server.requests import Method
 
 log = logging.getLogger(__name__)
 
 COMMAND_BYTES_MAX = 17 * 1024 * 1024
-STRANGERS_BYTES_MAX = 512 * 1024
+STRANGERS_BYTES_MAX = 64 * 1024
 """Of one command before the client has authenticated: enough for a token."""
 OUTPUT_BYTES = 1024 * 1024
 """Replies that wait to leave; beyond it nothing is executed."""
-_BACKED_UP_BYTES = 64 * 1024  # from here on they are counted
+READ_AHEAD_BYTES = 256 * 1024
+"""Commands that wait to be answered; beyond it the socket is not read."""
+_BACKED_UP_BYTES = 16 * 1024  # replies from here on are counted
 _TURN_RUNS, _TURN_BYTES = 16, 256 * 1024
-_COUNTED_BYTES = 16 * 1024  # of a command that is coming in
-_READS_FIRST, _READS_MAX = 16, 256
+_COUNTED_BYTES = 16 * 1024  # of all that is held
+_LARGE_BYTES = 64 * 1024  # of an argument that asks for room before it is read
+_TLS_BYTES = 160 * 1024  # of TLS, for a connection; counted until the client is known
+_LINGER_BYTES, _LINGER_S = 64 * 1024 * 1024, 5.0
+"""Taken of a client that was refused, and thrown away, so that it gets to read why."""
+_READS_FIRST, _READS_MAX = 4, 256
 _RUN_MAX = 1_024
 _NAME_BYTES_SHOWN = 128
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 10, 3
 
-Pending = tuple[Spec, Outcome]
+Pending = tuple[Spec, Outcome, Arguments]
 _first = itemgetter(0)
 
 
@@ -78,15 +75,16 @@ def _not_known(_session: Session, arguments: Arguments) -> Outcome:
     return wire.error(f"ERR unknown command {name}")
 
 
-_NOT_KNOWN = Spec("unknown", -1, _not_known, errors.guest, Method("Redis", "unknown", stream=False))
+_NOT_KNOWN = Spec("unknown", -1, _not_known, "", Method("Redis", "unknown", stream=False))
 
 
 class Owner(Protocol):
-    """The keeper of all connections."""
+    """The owner of all connections: the listener."""
 
     service: RedisService
     gate: Authenticator
     audit: Audit
+    budget: MemoryBudget
 
     def opened(self, connection: Connection) -> bool:
         """Return whether it may stay."""
@@ -97,9 +95,6 @@ class Owner(Protocol):
     def not_understood(self) -> None:
         """Note that a connection sent something that is no command."""
 
-    def holds(self, connection: Connection, size: int) -> None:
-        """Note that it holds so many bytes now that no client's command bounds."""
-
 
 class Connection(asyncio.Protocol):
     """A client's connection: commands that wait, the one under way, replies. Event loop only."""
@@ -109,63 +104,79 @@ class Connection(asyncio.Protocol):
         self._number = number
         self._port_keyspace = port_keyspace
         self._loop = asyncio.get_running_loop()
-        self._reader = wire.CommandReader(STRANGERS_BYTES_MAX)
-        self.is_known = False  # who this is; once known, it counts as known
+        self._reader = CommandReader(STRANGERS_BYTES_MAX, one_by_one=True)
+        self.is_known = False  # True once the client has authenticated
         self._waiting: deque[Arguments] = deque()
-        self._looked_at: Pending | None = None  # the next: taken from those, and not executed
-        self._under_way: Sequence[Pending] = ()  # that a reply is waited for
-        self._began = 0.0
-        self._reads_at_once = _READS_FIRST
+        # Bytes of the commands that have come since all before them were answered; never fewer
+        # than those of the commands that wait now.
+        self._unanswered_bytes = 0
+        self._next_command: Pending | None = None  # parsed, not executed; the head of the queue
+        self._under_way: Sequence[Pending] = ()  # commands whose replies are waited for
+        self._began = 0.0  # when the commands under way began (perf_counter)
+        self._reads_at_once = _READS_FIRST  # so many GETs are one read; fewer if replies are large
         self._is_paused = False  # the socket is not read
-        self._is_backed_up = False  # replies do not leave
+        self._is_backed_up = False  # the transport's buffer is above its limit
+        # The rest of the turn is scheduled: until then no other call may execute commands.
         self._goes_on_later = False
         self._switch: Switch | None = None  # once a command has asked for it
         self._task: asyncio.Task[None] | None = None
-        self._is_at_end = False  # the client sends no more
-        self._last_words = b""  # what is told before it is closed
-        self.held_bytes = 0  # the owner's
-        self.is_closing = False  # once what is under way is answered
+        self._is_at_end = False  # the client has sent its last byte
+        self._error_before_close = b""  # the reply sent before the connection closes
+        self._discarded_bytes = 0  # received after a refused command
+        self._tls_bytes = 0  # memory of TLS, counted until the client has authenticated
+        self._is_counted = False  # the budget of all connections counts its bytes
+        self._has_room = True  # the budget has room for the argument that is coming in
+        self.is_closing = False  # close once the commands under way are answered; execute no more
 
     # --- the transport's -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BACKED_UP_BYTES)
-        _probe_when_idle(transport.get_extra_info("socket"))
-        peer = peer_name(transport.get_extra_info("peername"))
+        probe_when_idle(transport.get_extra_info("socket"))
         tls = transport.get_extra_info("ssl_object")
-        self.session = Session(
-            self._owner.service,
-            self._number,
-            peer,
-            self._tell,
-            None if tls is None else self._owner.gate,
-            b"" if tls is None else tls.getpeercert(binary_form=True) or b"",
-            b"" if tls is None else verified_chain(tls),
-            self._owner.audit,
-            self._port_keyspace,
+        peer = Peer(
+            number=self._number,
+            address=peer_name(transport.get_extra_info("peername")),
+            port_keyspace=self._port_keyspace,
+            gate=None if tls is None else self._owner.gate,
+            certificate=b"" if tls is None else tls.getpeercert(binary_form=True) or b"",
+            chain=b"" if tls is None else verified_chain(tls),
         )
+        self.session = Session(self._owner.service, peer, self._push, self._owner.audit)
         if not self._owner.opened(self):
             self._transport.write(wire.error("ERR max number of clients reached"))
             self._transport.close()
+            return
+        if tls is not None:
+            self._tls_bytes = _TLS_BYTES
+        self._notice_authentication()
+        self._count_held()
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_known and self.session.is_known:
-            self.is_known, self._reader.limit = True, COMMAND_BYTES_MAX
-        try:
-            commands = self._reader.feed(data)
-        except wire.ProtocolError as error:
-            self._owner.not_understood()
-            log.debug("not the Redis protocol peer=%s error=%s", self.session.peer, error)
-            self._last_words = wire.error(f"ERR Protocol error: {error}")
-            self._forget_what_waits()
-            self.finish()
+        if not self.is_known:
+            self._notice_authentication()
+        reader = self._reader
+        if reader.fault:
+            self._discard_after_refusal(data)
             return
+        taken = reader.held_bytes + len(data)
+        commands = reader.feed(data)
         if commands:
             self._waiting += commands
-            if not self._under_way and not self._goes_on_later:
-                self._go_on()
+            self._unanswered_bytes += taken + ARGUMENT_BYTES * sum(map(len, commands))
+        if reader.fault:
+            self._owner.not_understood()
+            log.debug("not the Redis protocol peer=%s error=%s", self.session.peer, reader.fault)
+            self._error_before_close = wire.error(f"ERR Protocol error: {reader.fault}")
+            self._is_at_end = True  # once what came before it is answered
         self._count_held()
+        if (commands or reader.fault) and not self._under_way and not self._goes_on_later:
+            self._execute_waiting()
+        else:
+            self._pause_or_read()
+        if commands and reader.one_by_one and reader.has_begun:
+            self._loop.call_soon(self._read_behind_command)
 
     def pause_writing(self) -> None:
         self._is_backed_up = True
@@ -175,17 +186,24 @@ class Connection(asyncio.Protocol):
         self._is_backed_up = False
         self._count_held()
         if not self._under_way and not self._goes_on_later:
-            self._go_on()
+            self._execute_waiting()
 
     def eof_received(self) -> bool:
+        if self._reader.fault and self._discarded_bytes:
+            return False  # it has all been said
+        while self._reader.one_by_one and (rest := self._reader.held_bytes):
+            self._read_behind_command()
+            if self._reader.held_bytes == rest:
+                break
         self._is_at_end = True
         if not self._under_way and not self._goes_on_later:
-            self._go_on()
+            self._execute_waiting()
         # What has come is answered first; TLS ends both ways at once.
         return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget_what_waits()
+        self._unanswered_bytes = 0
         self.is_closing = True
         if self._task is not None:
             self._task.cancel()
@@ -198,48 +216,95 @@ class Connection(asyncio.Protocol):
         """Close once what is under way is answered; execute nothing more."""
         self.is_closing = True
         if not self._under_way:
-            self._close()
+            self._close_transport()
+
+    def close_if_refused(self) -> None:
+        """If the client is let in no longer: answer or refuse what it has sent, then close."""
+        try:
+            self.session.standing.current()
+        except UnauthenticatedError:
+            self.eof_received()
 
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
 
+    def read_on(self) -> None:
+        """See memory_budget.Holder."""
+        self._count_held()
+        self._pause_or_read()
+
     @property
     def _is_full(self) -> bool:
-        """True while so many replies have not left that nothing more is executed."""
-        return self._is_backed_up and self._transport.get_write_buffer_size() >= OUTPUT_BYTES
+        """True while so many replies have not left that nothing more is executed. Asked only while
+        the transport is backed up.
+        """
+        return self._transport.get_write_buffer_size() >= OUTPUT_BYTES
+
+    @property
+    def _is_busy(self) -> bool:
+        """True while there are commands that are not answered."""
+        return bool(self._under_way or self._waiting or self._next_command is not None)
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _tell(self, message: bytes) -> None:
-        """Send what answers no command: between two replies, so that it splits none."""
+    def _notice_authentication(self) -> None:
+        """Lift the limits of strangers once the client has authenticated."""
+        if self.session.is_known:
+            self._owner.budget.become_known(self)
+            self._reader.limit, self._reader.one_by_one = COMMAND_BYTES_MAX, False
+            self._tls_bytes = 0
+
+    def _read_behind_command(self) -> None:
+        """Read on behind a stranger's command, by which the client may have authenticated."""
+        if not self._transport.is_closing():
+            self.data_received(b"")
+
+    def _discard_after_refusal(self, data: bytes) -> None:
+        """Throw away bytes that follow a refused command, so that the client gets to read why; too
+        many of them abort the connection.
+        """
+        self._discarded_bytes += len(data)
+        if self._discarded_bytes > _LINGER_BYTES or not self.is_known:
+            self._transport.abort()
+
+    def _push(self, message: bytes) -> None:
+        """Send a push message; it goes between two replies, never into one."""
         if not self._transport.is_closing():
             self._transport.write(message)
 
-    def _close(self) -> None:
-        """All that was begun is answered: close."""
-        if self._last_words:
-            self._transport.write(self._last_words)
-            self._last_words = b""
-        self._transport.close()
+    def _close_transport(self) -> None:
+        """Close: all commands under way are answered. A protocol error is answered first."""
+        if not self._error_before_close:
+            self._transport.close()
+            return
+        self._transport.write(self._error_before_close)
+        self._error_before_close = b""
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._loop.call_later(_LINGER_S, self._transport.abort)
 
     def _forget_what_waits(self) -> None:
-        """Execute none of it."""
+        """Drop the commands that wait."""
         self._waiting.clear()
-        if self._looked_at is not None:
-            outcome, self._looked_at = self._looked_at[1], None
+        if self._next_command is not None:
+            outcome, self._next_command = self._next_command[1], None
             if asyncio.iscoroutine(outcome):
                 outcome.close()
 
-    def _go_on(self) -> None:
-        """Execute what waits until something has to be waited for, in turns with others."""
+    def _execute_waiting(self) -> None:
+        """Execute the commands that wait, up to one that has to wait for its reply. A long queue is
+        executed in turns with other connections.
+        """
         try:
             self._execute_turn()
         except Exception:
-            self._give_up()
+            self._abort_after_defect()
 
-    def _give_up(self) -> None:
-        """A defect: which reply is whose is not known any more. Others' commands go on."""
+    def _abort_after_defect(self) -> None:
+        """Abort the connection: after a defect replies might go to the wrong commands. Commands of
+        other connections, answered by the same call, are not touched.
+        """
         log.exception("connection closed: a reply could not be made peer=%s", self.session.peer)
         self.abort()
 
@@ -247,37 +312,39 @@ class Connection(asyncio.Protocol):
         self._goes_on_later = False
         replies: list[bytes] = []
         size = count = 0
-        while not (self.is_closing or self._is_full or self._under_way):
+        while not (self.is_closing or self._under_way or (self._is_backed_up and self._is_full)):
             pending = self._next()
             if pending is None:
                 break
             reply = self._execute(pending)
             if reply is None:
                 break
-            replies.append(reply)
+            replies.append(wire.in_resp3(reply) if self.session.resp3 else reply)
             size, count = size + len(reply), count + 1
             if self._switch is not None:
                 break
-            if self.session.closing and self._looked_at is None:
+            if self.session.closing and self._next_command is None:
                 self.is_closing = True
             elif count >= _TURN_RUNS or size >= _TURN_BYTES:
                 self._goes_on_later = True
-                self._loop.call_soon(self._resume)
+                self._loop.call_soon(self._resume_turn)
                 break
         if replies:
             self._transport.write(b"".join(replies) if len(replies) > 1 else replies[0])
         if self._switch is not None:
             self._hand_over(self._switch.begin())
             return
-        nothing_waits = not self._waiting and self._looked_at is None
-        if not self._under_way and (self.is_closing or (self._is_at_end and nothing_waits)):
-            self._close()
-        self._pause_or_read()
-        if self._is_backed_up or self.held_bytes or self.session.held_bytes:
+        is_busy = self._is_busy
+        if not self._under_way and (self.is_closing or (self._is_at_end and not is_busy)):
+            self._close_transport()
+        if not is_busy:
+            self._unanswered_bytes = 0
+        if self._is_counted or self._is_backed_up or self.session.held_bytes:
             self._count_held()
+        self._pause_or_read()
 
     def _hand_over(self, protocol: asyncio.Protocol) -> None:
-        """Have another protocol take the connection, of which nothing is under way."""
+        """Give the transport to another protocol; no command of the connection is under way."""
         self.is_closing = True
         self.session.end()
         self._owner.closed(self)
@@ -288,13 +355,15 @@ class Connection(asyncio.Protocol):
         elif self._is_paused:
             self._transport.resume_reading()
 
-    def _resume(self) -> None:
+    def _resume_turn(self) -> None:
         if not self._transport.is_closing():
-            self._go_on()
+            self._execute_waiting()
 
     def _pause_or_read(self) -> None:
-        """Read the socket only while nothing waits."""
-        wanted = bool(self._waiting) or self._looked_at is not None or self._is_full
+        """Read the socket only while there is room for what comes."""
+        is_ahead = self._unanswered_bytes > READ_AHEAD_BYTES or self._owner.budget.is_short
+        is_full = self._is_backed_up and self._is_full
+        wanted = not self._has_room or is_full or (is_ahead and self._is_busy)
         if wanted != self._is_paused and not self._transport.is_closing():
             self._is_paused = wanted
             if wanted:
@@ -303,9 +372,9 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _next(self) -> Pending | None:
-        """Take the next command, and have its handler say what is to be done."""
-        if self._looked_at is not None:
-            pending, self._looked_at = self._looked_at, None
+        """Return the next command with its outcome, or the reply of its refusal."""
+        if self._next_command is not None:
+            pending, self._next_command = self._next_command, None
             return pending
         if not self._waiting:
             return None
@@ -314,53 +383,56 @@ class Connection(asyncio.Protocol):
         session = self.session
         if not spec.takes(len(arguments)):
             session.spoil_transaction()
-            text = f"ERR wrong number of arguments for '{spec.name.lower()}' command"
-            return spec, wire.error(text)
+            return spec, wire.error(wrong_number(spec.name.lower()).reason), arguments
         try:
             if session.gate is None:
                 self._owner.gate.unidentified["redis"] += 1
             elif "no_auth" not in spec.flags:
                 session.check_known()
                 rules.check(spec, arguments, session)
-            if spec.keys[0]:
+            if spec.names_keys:
                 _ = session.served  # found out here, where it may be refused
             queueing = session.transaction
             if spec is _NOT_KNOWN:
                 session.spoil_transaction()
             elif queueing is not None and spec.name not in transactions.AT_ONCE:
                 queued = transactions.queue(session, queueing, spec, arguments)
-                self._ended(spec, 0.0)
-                return spec, queued
-            return spec, spec.handler(session, arguments)
+                accounting.ended(self.session, spec, 0.0)
+                return spec, queued, arguments
+            return spec, spec.handler(session, arguments), arguments
         except KoinonError as error:
             session.spoil_transaction()
-            return spec, self._failed(spec, error, "")
+            return spec, accounting.failed(session, spec, error), arguments
         except Exception as error:
             session.spoil_transaction()
             log.exception("a command failed command=%s", spec.name)
-            return spec, self._failed(spec, InternalError(reason=str(error)), "")
+            reply = accounting.failed(session, spec, InternalError(reason=str(error)))
+            return spec, reply, arguments
 
     def _execute(self, pending: Pending) -> bytes | None:
         """Return the reply; None if it has to be waited for."""
-        spec, outcome = pending
+        spec, outcome, _ = pending
         if type(outcome) is bytes:
             return outcome
         if type(outcome) is Switch:
             self._switch = outcome
-            self._ended(spec, 0.0)
+            accounting.ended(self.session, spec, 0.0)
             return wire.OK
         self._began = perf_counter()
         if type(outcome) is Read:
             return self._execute_reads(pending)
         if type(outcome) is Write:
             served = self.session.served  # a command behind the run may enter another keyspace
-            self._under_way = self._run_of(pending, self._room_beside(served, outcome))
-            writes = [cast(Write, write) for _, write in self._under_way]
+            goes_along = self._room_beside(served, outcome)
+            self._under_way = self._run_of(pending, goes_along) if self._waiting else (pending,)
+            writes = [cast(Write, write) for _, write, _ in self._under_way]
             self._owner.service.write(served, writes, self._answered)
         else:
             self._under_way = (pending,)
             work = outcome.begin() if type(outcome) is Call else outcome
-            self._begin(self._await(cast(Coroutine[Any, Any, bytes], work)))
+            if type(outcome) is Jointly:
+                work = transactions.carried_out(self.session, outcome)
+            self._start_task(self._await_reply(cast(Coroutine[Any, Any, bytes], work)))
         return None
 
     def _execute_reads(self, first: Pending) -> bytes | None:
@@ -369,13 +441,13 @@ class Connection(asyncio.Protocol):
         """
         served = self.session.served  # as in ``_execute``
         run = self._run_of(first, lambda other: type(other) is Read, self._reads_at_once)
-        reads = [cast(Read, read) for _, read in run]
+        reads = [cast(Read, read) for _, read, _ in run]
         keys = [key for read in reads for key in read.keys]
         is_small = len(keys) <= _READS_MAX
         found = self._owner.service.read_now(served, keys) if is_small else None
         if found is None:
             self._under_way = run
-            self._begin(self._read(served, reads))
+            self._start_task(self._read(served, reads))
             return None
         if len(found) == len(reads):
             replies = [read.reply((record,)) for read, record in zip(reads, found, strict=True)]
@@ -384,7 +456,7 @@ class Connection(asyncio.Protocol):
             replies = [read.reply(list(islice(records, len(read.keys)))) for read in reads]
         elapsed_s = perf_counter() - self._began
         for spec, some in groupby(run, _first):
-            self._ended(spec, elapsed_s, count=len(list(some)))
+            accounting.ended(self.session, spec, elapsed_s, count=len(list(some)))
         reply = b"".join(replies) if len(replies) > 1 else replies[0]
         fitting = len(run) * _TURN_BYTES // max(len(reply), 1)
         self._reads_at_once = max(1, min(2 * self._reads_at_once, fitting, _READS_MAX))
@@ -393,17 +465,17 @@ class Connection(asyncio.Protocol):
     def _run_of(
         self, first: Pending, goes_along: Callable[[Outcome], bool], most: int = _RUN_MAX
     ) -> list[Pending]:
-        """Return the command and those after it that may go along."""
+        """Return the command and the run of commands after it that ``goes_along`` accepts."""
         run = [first]
         while len(run) < most and (pending := self._next()) is not None:
             if not goes_along(pending[1]):
-                self._looked_at = pending
+                self._next_command = pending
                 break
             run.append(pending)
         return run
 
     def _room_beside(self, served: ServedKeyspace, write: Write) -> Callable[[Outcome], bool]:
-        """Return what says of the writes that follow, one by one, whether they go along."""
+        """Return a predicate: does the next write fit into RUN_BYTES beside the earlier ones?"""
         weigh, durability = self._owner.service.weigh, write.durability
         left = RUN_BYTES - weigh(served, write)
 
@@ -416,7 +488,7 @@ class Connection(asyncio.Protocol):
 
         return goes_along
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = self._loop.create_task(work)
 
     async def _read(self, served: ServedKeyspace, reads: Sequence[Read]) -> None:
@@ -428,7 +500,7 @@ class Connection(asyncio.Protocol):
             answers = [InternalError(reason=str(error))] * len(reads)
         self._answered(answers)
 
-    async def _await(self, work: Coroutine[Any, Any, bytes]) -> None:
+    async def _await_reply(self, work: Coroutine[Any, Any, bytes]) -> None:
         answer: Answer
         try:
             answer = await work
@@ -440,106 +512,70 @@ class Connection(asyncio.Protocol):
         self._answered((answer,))
 
     def _answered(self, answers: Sequence[Answer]) -> None:
-        """Take the answers to what was under way. Raises nothing: others come after it."""
+        """Send the replies of the commands under way. Raises nothing: the caller goes on to answer
+        other connections.
+        """
         try:
+            passing = self._owner.service.passing
+            places = enumerate(zip(self._under_way, answers, strict=True))
+            if passing is not None and (
+                elsewhere := [at for at, (one, a) in places if passing.concerns(one[0], a)]
+            ):
+                self._start_task(self._pass_on(passing, [*answers], elsewhere))
+                return
             self._reply(answers)
         except Exception:
-            self._give_up()
+            self._abort_after_defect()
+
+    async def _pass_on(
+        self, passing: PassesOn, answers: list[Answer], elsewhere: Sequence[int]
+    ) -> None:
+        """Have other nodes carry out those of the commands under way; then reply to all."""
+        commands = [(self._under_way[at][0], self._under_way[at][2]) for at in elsewhere]
+        try:
+            passed = await passing.answers(self.session, commands)
+            for at, answer in zip(elsewhere, passed, strict=True):
+                answers[at] = answer
+            replied = sum(len(answer) for answer in passed if isinstance(answer, bytes))
+            fitting = len(self._under_way) * _TURN_BYTES // max(replied, 1)
+            self._reads_at_once = max(1, min(self._reads_at_once, fitting))
+            self._reply(answers)
+        except Exception:
+            self._abort_after_defect()
 
     def _reply(self, answers: Sequence[Answer]) -> None:
         elapsed_s = perf_counter() - self._began
         run, self._under_way, self._task = self._under_way, (), None
         replies: list[bytes] = []
-        for (spec, outcome), answer in zip(run, answers, strict=True):
+        for (spec, outcome, _), answer in zip(run, answers, strict=True):
             request_id = getattr(outcome, "request_id", "")
             if isinstance(answer, KoinonError):
-                answer = self._failed(spec, answer, request_id, elapsed_s, first_key(outcome))
+                key = first_key(outcome)
+                answer = accounting.failed(self.session, spec, answer, request_id, elapsed_s, key)
             else:
-                self._ended(spec, elapsed_s, request_id=request_id)
+                accounting.ended(self.session, spec, elapsed_s, request_id=request_id)
             replies.append(answer)
         if self._transport.is_closing():
             return
-        self._transport.write(b"".join(replies))
-        if self.session.closing and self._looked_at is None:
+        reply = b"".join(replies)
+        self._transport.write(wire.in_resp3(reply) if self.session.resp3 else reply)
+        if self.session.closing and self._next_command is None:
             self.is_closing = True
-        self._go_on()
-
-    def _failed(
-        self,
-        spec: Spec,
-        error: KoinonError,
-        request_id: str,
-        elapsed_s: float = 0.0,
-        key: bytes | None = None,
-    ) -> bytes:
-        request_id = request_id or request_ids.fresh()
-        self._ended(spec, elapsed_s, errors.outcome_of(error), request_id, error=error)
-        if log.isEnabledFor(logging.DEBUG):
-            with _handling(request_id):
-                log.debug(
-                    "request refused method=%s error=%s peer=%s",
-                    spec.method.path,
-                    error,
-                    self.session.peer,
-                )
-        session, moved_to = self.session, ""
-        if isinstance(error, NotPrimaryError) and key:
-            moved_to = session.served.moved_to(key)
-        elif isinstance(error, UnknownKeyspaceError) and spec.fail is errors.guest:
-            session.closing |= session.is_bound  # on a new connection the name may be another's
-        return spec.fail(error, request_id, moved_to)
-
-    def _ended(
-        self,
-        spec: Spec,
-        elapsed_s: float,
-        outcome: str = requests.OK,
-        request_id: str = "",
-        count: int = 1,
-        error: KoinonError | None = None,
-    ) -> None:
-        spec.method.ended(elapsed_s, outcome, count)
-        self.session.note(spec, outcome, request_id, count, error)
-        slow = requests.slow
-        if elapsed_s >= slow.after_s and slow.may_log():
-            with _handling(request_id):
-                log.warning(
-                    "slow request method=%s took_ms=%.1f outcome=%s peer=%s unlogged=%d",
-                    spec.method.path,
-                    1000 * elapsed_s,
-                    outcome,
-                    self.session.peer,
-                    slow.take_unlogged(),
-                )
+        self._execute_waiting()
 
     def _count_held(self) -> None:
-        if self._switch is not None:  # what is held belongs to another protocol, or to none
-            return
-        size = self._reader.held_bytes if self._reader.held_bytes >= _COUNTED_BYTES else 0
+        if self._switch is not None or self._transport.is_closing():
+            return  # what is held belongs to another protocol, or to none
+        coming = self._reader.coming_bytes
+        owed = self._tls_bytes + self._reader.held_bytes + self.session.held_bytes
+        if coming < _LARGE_BYTES:
+            owed, coming = owed + coming, 0
         if self._is_backed_up:
-            size += self._transport.get_write_buffer_size()
-        if (queued := self.session.held_bytes) >= _COUNTED_BYTES:
-            size += queued
-        if size != self.held_bytes:
-            self._owner.holds(self, size)
-
-
-@contextmanager
-def _handling(request_id: str) -> Iterator[None]:
-    """Let every line that is logged inside have this request id."""
-    before = request_ids.handling.set(Handling(request_id))
-    try:
-        yield
-    finally:
-        request_ids.handling.reset(before)
-
-
-def _probe_when_idle(sock: socket.socket) -> None:
-    """Find out when a peer is gone that does not say so."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in (
-        (socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S),
-        (socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S),
-        (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
-    ):
-        sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
+            owed += self._transport.get_write_buffer_size()
+        if self._unanswered_bytes + owed + coming >= _COUNTED_BYTES:
+            self._is_counted = True
+            budget = self._owner.budget
+            self._has_room = budget.hold(self, self._unanswered_bytes, owed, coming)
+        elif self._is_counted:
+            self._is_counted, self._has_room = False, True
+            self._owner.budget.release(self)

@@ -6,34 +6,28 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
+from typing import cast
 
-from koinon_node.resp.commands import (  # noqa: F401 (they join the table)
-    cluster,
-    introspection,
-    keys,
-    koinon_commands,
-    replication,
-    scans,
-    server,
-    strings,
-    transactions,
-)
-from koinon_node.resp.commands.table import COMMANDS
+from koinon_node.resp.commands import table
 from koinon_node.resp.connection import Connection
+from koinon_node.resp.memory_budget import Holder, MemoryBudget
 from koinon_node.resp.service import RedisService
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.process.resources import Use
 from koinon_proto.security.audit import NO_AUDIT, Audit
-from koinon_proto.security.authentication import Authenticator
-from koinon_proto.security.sockets import Server, serve
+from koinon_proto.security.authentication import Authenticator, Version
+from koinon_proto.security.sockets import Server, serve, serve_at_chosen
 from koinon_proto.security.transport import Listening
 from koinon_proto.server import requests
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16_384
-HELD_BYTES_MAX = 128 * 1024 * 1024
-"""Of all connections together: commands that are coming in, replies that do not leave."""
 _PAUSE_S = 0.01
+_TICK_S = 1.0
+_lines = LinesPerSecond(1)
 
 
 class RedisListener:
@@ -53,34 +47,46 @@ class RedisListener:
         self.gate = gate
         self._listening = listening
         self.connections: set[Connection] = set()
-        service.connected = lambda: len(self.connections)
         self.closed_for = {"too_many": 0, "holds_most": 0, "protocol_error": 0}
-        self.held_bytes = 0
+        self.budget = MemoryBudget(time.monotonic, self._on_cut)
+        self._ticking: asyncio.TimerHandle | None = None
         self._numbers = itertools.count(1)
         self._servers: list[Server] = []
 
-    async def start(self, address: str, keyspace: str) -> None:
-        """Listen at ``host:port`` too, for clients of the keyspace of this name.
+    async def start(self, address: str, keyspace: str) -> int:
+        """Listen at ``host:port`` too, for clients of the keyspace of this name; return the port,
+        which the system chooses where 0 is asked for.
 
         Raises:
             ConfigurationError: it cannot be bound.
         """
-        for spec in COMMANDS.values():
+        port = int(address.rpartition(":")[2])
+
+        def opened() -> Connection:
+            return Connection(self, next(self._numbers), keyspace)
+
+        for spec in table.ALL:
             requests.methods[spec.method.service, spec.method.name] = spec.method
         try:
-            server = await serve(
-                address, lambda: Connection(self, next(self._numbers), keyspace), self._listening
-            )
+            if port:
+                server = await serve(address, opened, self._listening)
+            else:
+                server, port = await serve_at_chosen(address, opened, self._listening)
         except OSError as error:
             raise ConfigurationError(
                 reason=f"redis-listen {address}: cannot be bound ({error.strerror or error})"
             ) from error
         self._servers.append(server)
+        if self._ticking is None:
+            self._tick()
+        return port
 
     async def stop(self, grace_s: float) -> None:
         """Take no more connections; answer what is under way, for so long at most."""
         for listening in self._servers:
             listening.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
         for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):
@@ -91,10 +97,18 @@ class RedisListener:
             connection.abort()
         await self.service.close()
 
-    def look_at_callers(self) -> None:
-        """Tell those clients to go whose certificates' authorities are trusted no more."""
-        for connection in self.connections:
-            connection.session.look()
+    def look_at_callers(self, version: Version, now_s: float) -> None:
+        """Close the connections of clients that are let in no longer; tell those to go whose
+        certificates' authorities are trusted no more.
+        """
+        for connection in list(self.connections):
+            standing = connection.session.standing
+            if standing.fault is not None or standing.is_stale(version, now_s):
+                connection.close_if_refused()
+
+    def connections_used(self) -> Use:
+        """Return the number of open connections, and the most that may be open."""
+        return Use("connections of the Redis ports", len(self.connections), CONNECTIONS_MAX)
 
     # --- what connections tell -------------------------------------------------------------
 
@@ -105,29 +119,32 @@ class RedisListener:
     def opened(self, connection: Connection) -> bool:
         if len(self.connections) >= CONNECTIONS_MAX:
             self.closed_for["too_many"] += 1
+            self.service.listening.rejected += 1
             return False
         self.connections.add(connection)
+        self.service.listening.received += 1
+        self.service.listening.connected = len(self.connections)
         return True
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        self.holds(connection, 0)
+        self.service.listening.connected = len(self.connections)
+        self.budget.release(connection)
 
-    def holds(self, connection: Connection, size: int) -> None:
-        """Note it; where all hold too much, close who holds most, strangers first."""
-        self.held_bytes += size - connection.held_bytes
-        connection.held_bytes = size
-        if self.held_bytes > HELD_BYTES_MAX:
-            most = max(self.connections, key=_stranger_and_held)
-            self.closed_for["holds_most"] += 1
+    # --- inside ----------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self.budget.cut_slow()
+        self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _on_cut(self, count: int, size: int, first: Holder) -> None:
+        self.closed_for["holds_most"] += count
+        if _lines.may_log():
             log.warning(
-                "connection closed: it holds most bytes=%d of_all=%d peer=%s",
-                most.held_bytes,
-                self.held_bytes,
-                most.session.peer,
+                "connections closed: they hold most count=%d bytes=%d left=%d first=%s unlogged=%d",
+                count,
+                size,
+                self.budget.held_bytes,
+                cast(Connection, first).session.peer,
+                _lines.take_unlogged(),
             )
-            most.abort()
-
-
-def _stranger_and_held(connection: Connection) -> tuple[bool, int]:
-    return connection.held_bytes > 0 and not connection.is_known, connection.held_bytes

@@ -13,10 +13,10 @@ from weakref import ref
 import numpy as np
 
 from koinon_node.core.quotas import Quota
-from koinon_node.resp.errors import CROSS_SLOT, RefusedError
+from koinon_node.partition.request_limits import known_keyspace
+from koinon_node.resp.error_replies import CROSS_SLOT, RefusedError
 from koinon_node.resp.topology import Topology
-from koinon_node.serving.request_limits import known_keyspace
-from koinon_node.state import NodeState, partitioner_of
+from koinon_node.state import NodeState, Standing, partitioner_of
 from koinon_proto.contract.errors import KoinonError, NotPrimaryError, UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
 from koinon_proto.contract.table import Table
@@ -123,12 +123,14 @@ class ServedKeyspace:
         return refused
 
     def check_served(self, key: bytes) -> None:
-        """Raise why the partition of the key is not served here, if it is not."""
+        """Raise why the partition of the key is not served here, if it is not. While it changes
+        hands it counts as served: EXEC waits for the end of that.
+        """
         partition_id = self.partitioner().partition_of(key)
         view = self._state.served
         if view.table is None:
             self._state.check_lease()
-        elif not view.epochs[partition_id] or self._state.stopped[partition_id]:
+        elif self._state.standing(partition_id) in (Standing.ELSEWHERE, Standing.NOWHERE):
             raise self.redirected(self._state.refusal(view, partition_id, 0), key)
 
     def check_one_slot(self, keys: Sequence[bytes]) -> None:

@@ -10,28 +10,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
 
-from koinon_node.core import records
-from koinon_node.core.atomic_batch import Step
-from koinon_node.core.records import U32Array
-from koinon_node.core.updates import Result
-from koinon_node.ports import TakesFollowers
-from koinon_node.resp.commands.table import Encoded, Read, Write, Written
-from koinon_node.resp.served_keyspace import ServedKeyspace
-from koinon_node.serving.batches import (
+import numpy as np
+
+from koinon_node.bulk_load.emptier import Emptier
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import U32Array
+from koinon_node.core.writes.atomic_batch import Step
+from koinon_node.core.writes.updates import Result
+from koinon_node.partition.batches import (
     AtomicBatch,
+    LonePut,
     ReadAnswer,
     ScanAnswer,
     ScanPage,
     WriteAnswer,
     WriteBatch,
 )
-from koinon_node.serving.engine import Engine
-from koinon_node.serving.graceful_drain import GracefulDrain
-from koinon_node.serving.row_metrics import RowCounts
-from koinon_node.state import NodeState
+from koinon_node.partition.engine import Engine
+from koinon_node.partition.graceful_drain import GracefulDrain
+from koinon_node.partition.row_metrics import RowCounts
+from koinon_node.ports import TakesFollowers
+from koinon_node.resp.hand_over_waits import HandOverWaits
+from koinon_node.resp.outcomes import Arguments, Encoded, Read, Write, Written
+from koinon_node.resp.scripts.script_cache import Scripts
+from koinon_node.resp.served_keyspace import ServedKeyspace
+from koinon_node.resp.slow_log import SlowLog
+from koinon_node.storage.sizes import SizeEstimates
 from koinon_proto.contract.errors import InternalError, KoinonError, UnknownFateError
 from koinon_proto.contract.keyspaces import KeyspaceId
 from koinon_proto.contract.table import Table
@@ -43,6 +53,7 @@ RUN_BYTES = 4 * 1024 * 1024
 """Of a batch, by ``weigh``; one write alone may have more."""
 Answer = bytes | KoinonError
 """The answer to a command: its reply, or the error to be told in its dialect."""
+Done = Callable[[list[Answer]], None]
 
 
 class _Queued(NamedTuple):
@@ -50,7 +61,34 @@ class _Queued(NamedTuple):
 
     served: ServedKeyspace
     writes: Sequence[Write]
-    done: Callable[[list[Answer]], None]
+    done: Done
+
+
+@dataclass
+class Listened:
+    """Numbers of connections: those that there are, that have come, and that were turned away."""
+
+    connected: int = 0
+    received: int = 0
+    rejected: int = 0
+
+
+class PassesOn(Protocol):
+    """The way by which commands go to the nodes that serve their keys (``passing``)."""
+
+    def concerns(self, spec: Any, answer: Answer) -> bool:
+        """Return whether the command had no effect because another node serves its key."""
+
+    async def answers(
+        self, session: Any, commands: Sequence[tuple[Any, Arguments]]
+    ) -> list[Answer]:
+        """Pass the commands on; return the answer to each."""
+
+    async def transaction(self, session: Any, key: bytes, queued: Sequence[Arguments]) -> bytes:
+        """Pass a transaction on; return the reply of EXEC. Raises KoinonError."""
+
+    def close(self) -> None:
+        """End all connections to other nodes."""
 
 
 class RedisService:
@@ -59,20 +97,29 @@ class RedisService:
     def __init__(
         self,
         engine: Engine,
-        state: NodeState,
+        emptier: Emptier,
         counts: RowCounts,
         drain: GracefulDrain,
         followers: TakesFollowers,
+        sizes: SizeEstimates,
     ) -> None:
         self.drain = drain
         self.followers = followers
+        self.emptier = emptier
         self._engine = engine
-        self._state = state
-        self._counts = counts
+        self._state = state = engine.context.state
+        self.counts = counts
+        self.slow_log = SlowLog()
+        self._sizes = sizes
+        self._began = monotonic()
+        self._waits = HandOverWaits(state)
+        self.scripts = Scripts()
         self._queue: list[_Queued] = []
-        self.connected: Callable[[], int] = lambda: 0  # how many connections there are
+        self.listening = Listened()  # replaced by the listener's own
+        self.passing: PassesOn | None = None  # set once, before the first connection
         self._served: dict[int, ServedKeyspace] = {}  # of this table's or a recent one's
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
+        self._puts: set[Done] = set()  # of puts alone that are under way
 
     @property
     def node_id(self) -> str:
@@ -99,7 +146,23 @@ class RedisService:
 
     def now_ms(self) -> int:
         """Return the Unix time by which records expire here."""
-        return self._engine.now_ms()
+        return self._engine.context.clock.now_ms()
+
+    def clock_ms(self) -> int:
+        """Return the time by which writes are taken up in time, in ms."""
+        return self._state.clock_ms()
+
+    def check_in_time(self, take_by_ms: int) -> None:
+        """Raise DeadlinePassedError if it is later than that by ``clock_ms``; 0: any time."""
+        self._state.check_in_time(take_by_ms)
+
+    def uptime_s(self) -> int:
+        """Return for how long this node has served clients of Redis."""
+        return int(monotonic() - self._began)
+
+    def records_in(self, partition_ids: Sequence[int]) -> int:
+        """Return about how many records these partitions hold."""
+        return int(self._sizes.of_many(np.array(partition_ids, np.uint32))[0].sum())
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
         """Return a page of records. It is not ``counted``: a command counts what it shows of it.
@@ -107,6 +170,9 @@ class RedisService:
         Raises:
             KoinonError: nothing can be read; the first refusal of a partition, if one is refused.
         """
+        return await self._waits.result(page.partition_ids[0], lambda: self._whole(page))
+
+    async def _whole(self, page: ScanPage) -> ScanAnswer:
         answer = await self.page(page)
         for error in answer.refusals.values():
             raise error
@@ -118,8 +184,8 @@ class RedisService:
         Raises:
             KoinonError: nothing can be read.
         """
-        answer = await self._engine.scan(page)
-        self._counts.scanned(answer)
+        answer = await self._engine.scans.scan(page)
+        self.counts.scanned(answer)
         return answer
 
     async def rows(
@@ -135,8 +201,10 @@ class RedisService:
         Raises:
             KoinonError: nothing can be read.
         """
-        reading = self._engine.read(keys, partition_ids, table_version, want_versions=want_versions)
-        return await self._counts.of_read(partition_ids, reading)
+        reading = self._engine.reads.read(
+            keys, partition_ids, table_version, want_versions=want_versions
+        )
+        return await self.counts.of_read(partition_ids, reading)
 
     # --- reads -----------------------------------------------------------------------------
 
@@ -152,19 +220,25 @@ class RedisService:
             partition_ids = [partitioner.partition_of(keys[0])]
         else:
             partition_ids = partitioner.partitions_of(keys).tolist()
-        found = self._engine.read_now(keys, partition_ids)
+        found = self._engine.reads.read_now(keys, partition_ids)
         if found is not None:
-            self._counts.read_rows(found)
+            self.counts.read_rows(found)
         return found
 
     async def read(self, served: ServedKeyspace, reads: Sequence[Read]) -> list[Answer]:
-        """Return what each read comes to; all wait for the slowest."""
+        """Return the reply or the error of each read; all wait for the slowest, and for partitions
+        that change hands.
+        """
+        answers = await self._read(served, reads)
+        return await self._waits.answered(served, reads, answers, self._read)
+
+    async def _read(self, served: ServedKeyspace, reads: Sequence[Read]) -> list[Answer]:
         keys = [key for read in reads for key in read.keys]
         version = max(read.table_version for read in reads)
         try:
             partitioner = served.partitioner(version)
         except KoinonError as error:
-            self._counts.read_failed(len(keys), error)
+            self.counts.read_failed(len(keys), error)
             return [error] * len(reads)
         partition_ids = partitioner.partitions_of(keys)
         try:
@@ -177,60 +251,117 @@ class RedisService:
     # --- writes ----------------------------------------------------------------------------
 
     def weigh(self, served: ServedKeyspace, write: Write) -> int:
-        """Note, and return, what the write counts as in a batch: the bytes that it brings, and
-        those of the records that its updates look at.
+        """Set and return the weight of the write in a batch: the bytes that it brings, and those of
+        the records that its updates read.
         """
+        if _is_lone_put((write,)):
+            write.weight = len(write.rows[0].value)
+            return write.weight
         write.weight = sum(row.size for row in write.rows)
         updated = [row.key for row in write.rows if row.update is not None]
         if updated:
             with contextlib.suppress(KoinonError):  # it is refused as soon as it is carried out
                 partition_of = served.partitioner().partition_of
                 ids = [partition_of(key) for key in updated]
-                write.weight += sum(self._engine.lengths_now(updated, ids))
+                write.weight += sum(self._engine.writes.lengths_now(updated, ids))
         return write.weight
 
     def write(
         self,
         served: ServedKeyspace,
         writes: Sequence[Write],
-        done: Callable[[list[Answer]], None],
+        done: Done,
     ) -> None:
-        """Write; ``done`` is called with what each comes to. All have the same durability."""
+        """Queue the writes, all of one durability; ``done`` gets the reply or error of each."""
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
         self._queue.append(_Queued(served, writes, done))
 
     def _flush(self) -> None:
         queue, self._queue = self._queue, []
+        if len(queue) == 1 and _is_lone_put(queue[0].writes):
+            self._put(queue[0])
+            return
         for batch in _batches(queue):
-            task = asyncio.create_task(self._carry_out(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start_task(self._write_batch(batch))
 
-    async def _carry_out(self, batch: list[_Queued]) -> None:
-        """Write what several connections have to write in one keyspace, and tell each."""
-        writes = [write for queued in batch for write in queued.writes]
+    def _put(self, queued: _Queued) -> None:
+        """Put one row of one connection, without a task."""
+        served, (write,), done = queued
+        (row,) = write.rows
+
+        def ended(result: int | KoinonError) -> None:
+            if done not in self._puts:  # the service has ended, and has said so
+                return
+            self._puts.discard(done)
+            if isinstance(result, KoinonError):
+                self.counts.put_failed(result)
+                if self._waits.holds(served, write, result):
+                    self._start_task(self._answer_held(queued, [result]))
+                else:
+                    done([result])
+                return
+            self.counts.put(len(row.value))
+            done([write.reply((Written(result),))])
+
+        self._puts.add(done)
         try:
-            answers = await self._write(batch[0].served, writes)
+            put = LonePut(
+                row.key,
+                row.value,
+                served.partitioner(write.table_version).partition_of(row.key),
+                row.ttl_ms,
+                write.table_version,
+                write.durability,
+            )
+            self._engine.writes.begin_put(put, ended)
         except KoinonError as error:
-            answers = [error] * len(writes)
+            ended(error)
+        except Exception as error:
+            log.exception("a put failed")
+            ended(InternalError(reason=str(error)))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write_batch(self, batch: list[_Queued]) -> None:
+        """Write the rows of several connections in one keyspace, and answer each connection."""
+        writes = [write for queued in batch for write in queued.writes]
+        answers = iter(await self._write_or_errors(batch[0].served, writes))
+        for queued in batch:
+            own = list(islice(answers, len(queued.writes)))
+            pairs = zip(queued.writes, own, strict=True)
+            if any(self._waits.holds(queued.served, *pair) for pair in pairs):
+                self._start_task(self._answer_held(queued, own))
+            else:
+                queued.done(own)
+
+    async def _answer_held(self, queued: _Queued, answers: list[Answer]) -> None:
+        """Answer a connection once its writes whose partitions change hands are settled."""
+        with contextlib.suppress(asyncio.CancelledError):  # the node stops: nothing was done
+            answers = await self._waits.answered(
+                queued.served, queued.writes, answers, self._write_or_errors
+            )
+        queued.done(answers)
+
+    async def _write_or_errors(
+        self, served: ServedKeyspace, writes: Sequence[Write]
+    ) -> list[Answer]:
+        try:
+            return await self._write(served, writes)
+        except KoinonError as error:
+            return [error] * len(writes)
         except asyncio.CancelledError:
-            answers = [UnknownFateError(reason="the node is stopping")] * len(writes)
+            return [_stopping()] * len(writes)
         except Exception as error:
             log.exception("a batch of commands failed rows=%d", len(writes))
-            answers = [InternalError(reason=str(error))] * len(writes)
-        start = 0
-        for queued in batch:
-            end = start + len(queued.writes)
-            queued.done(answers[start:end])
-            start = end
+            return [InternalError(reason=str(error))] * len(writes)
 
-    async def _write(self, served: ServedKeyspace, writes: list[Write]) -> list[Answer]:
+    async def _write(self, served: ServedKeyspace, writes: Sequence[Write]) -> list[Answer]:
         table_version = max(write.table_version for write in writes)
         partitioner = served.partitioner(table_version)
-        if len(writes) == 1 and len(writes[0].rows) == 1 and writes[0].rows[0].is_put:
-            key = writes[0].rows[0].key
-            return [await self._put(writes[0], partitioner.partition_of(key))]
         rows = [row for write in writes for row in write.rows]
         keys = [row.key for row in rows]
         batch = WriteBatch(
@@ -244,7 +375,7 @@ class RedisService:
             updates={at: u for at, row in enumerate(rows) if (u := row.update) is not None},
             durability=writes[0].durability,
         )
-        answer = await self._counts.of_write(batch, self._engine.write(batch))
+        answer = await self.counts.of_write(batch, self._engine.writes.write(batch))
         results = _written(answer, batch.partition_ids.tolist())
         return [_write_answer(write, [next(results) for _ in write.rows]) for write in writes]
 
@@ -258,43 +389,40 @@ class RedisService:
             CheckFailedError: a check does not hold; nothing was written.
             KoinonError: nothing was written, or it is of unknown fate.
         """
+        partition_id = served.partitioner().partition_of(keys[0])
         batch = AtomicBatch(
-            table_version=0,
-            partition_id=served.partitioner().partition_of(keys[0]),
-            keys=keys,
-            steps=steps,
-            goes_on=True,
+            table_version=0, partition_id=partition_id, keys=keys, steps=steps, goes_on=True
         )
+        return await self._waits.result(partition_id, lambda: self._commit(batch))
+
+    async def _commit(self, batch: AtomicBatch) -> Sequence[Result]:
         try:
-            answer = await self._engine.commit(batch)
+            answer = await self._engine.writes.commit(batch)
         except BaseException as error:
-            self._counts.batch_failed(batch, error)
+            self.counts.batch_failed(batch, error)
             raise
-        self._counts.batch_committed(batch, answer)
+        self.counts.batch_committed(batch, answer)
         return answer.results
 
-    async def _put(self, write: Write, partition_id: int) -> bytes:
-        row = write.rows[0]
-        try:
-            version = await self._engine.put(
-                row.key,
-                row.value,
-                partition_id,
-                ttl_ms=row.ttl_ms,
-                table_version=write.table_version,
-                durability=write.durability,
-            )
-        except BaseException as error:
-            self._counts.put_failed(error)
-            raise
-        self._counts.put(len(row.value))
-        return write.reply((Written(version),))
-
     async def close(self) -> None:
-        """End what is under way; its fate is unknown."""
+        """End the writes under way; their fate is unknown."""
+        self._waits.close()
+        if self.passing is not None:
+            self.passing.close()
+        puts, self._puts = self._puts, set()
+        for done in puts:
+            done([_stopping()])
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _is_lone_put(writes: Sequence[Write]) -> bool:
+    return len(writes) == 1 and len(rows := writes[0].rows) == 1 and rows[0].is_put
+
+
+def _stopping() -> UnknownFateError:
+    return UnknownFateError(reason="the node is stopping")
 
 
 def _batches(queue: list[_Queued]) -> Iterator[list[_Queued]]:

@@ -3,66 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.resp.service import RedisService
 from koinon_node.resp.transaction_queue import Transaction, held_by_watches
 from koinon_proto.contract.access import Permissions
-from koinon_proto.contract.errors import KoinonError, UnauthenticatedError
+from koinon_proto.contract.errors import PermissionDeniedError, UnauthenticatedError
 from koinon_proto.contract.keyspaces import DEFAULT, KeyspaceId
 from koinon_proto.security.audit import NO_AUDIT, Audit
-from koinon_proto.security.authentication import Authenticator
+from koinon_proto.security.authentication import Authenticator, StandingCaller
 from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
 
-if TYPE_CHECKING:
-    from koinon_node.resp.commands.table import Spec
-
 _NOBODY = Caller(Principal(Kind.CLIENT), Permissions.NONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """The other end of a connection, as it was accepted."""
+
+    number: int  # CLIENT ID
+    address: str
+    port_keyspace: str = DEFAULT  # the name of the keyspace that the port is for
+    gate: Authenticator | None = None  # None: no client has to authenticate
+    certificate: bytes = b""  # DER; what the client has shown by TLS, if anything
+    chain: bytes = b""  # PEM; how the certificate was verified
 
 
 class Session:
     """The session of one connection.
 
-    Its commands are in the keyspace of its port (``port_keyspace``, by name), or in the one that
-    one of our own clients names. ``tell`` sends a message that answers no command. ``certificate``
-    (DER) is what a client has shown by TLS, if anything, ``chain`` (PEM) how it was verified.
-    Without a ``gate`` no client has to say who it is.
+    Its commands are in the keyspace of its port, or in the one that one of our own clients names.
+    ``tell`` sends a message that answers no command.
     """
 
     def __init__(
         self,
         service: RedisService,
-        number: int,
-        peer: str,
+        peer: Peer,
         tell: Callable[[bytes], None],
-        gate: Authenticator | None = None,
-        certificate: bytes = b"",
-        chain: bytes = b"",
         audit: Audit = NO_AUDIT,
-        port_keyspace: str = DEFAULT,
     ) -> None:
         self.service = service
-        self._port_keyspace = port_keyspace
+        self._port_keyspace = peer.port_keyspace
         self._served: ServedKeyspace | None = None  # once a command has asked for it
-        self.number = number  # CLIENT ID
-        self.peer = peer
+        self.number = peer.number
+        self.peer = peer.address
         self.tell = tell
         self.name = b""  # as the client calls itself
         self.library: dict[bytes, bytes] = {}  # lib-name and lib-ver, as it says
         self.resp3 = False
         self.closing = False  # after the reply that is made now
+        self.is_acting = False  # for a command that another node has passed on: it goes no further
         self.transaction: Transaction | None = None  # since MULTI
         self.watched: dict[bytes, int] = {}  # by key, the version that WATCH found; 0: no record
-        self.gate = gate  # None: everybody may do everything
-        self._audit = audit
-        self._shown = certificate, chain
-        self._certificate = certificate
-        self._token = ""
-        self._caller = ANYBODY  # by the gate's stamp:
-        self._stamp: object = None
-        self._fault: KoinonError | None = None  # why it is _NOBODY, if it has shown something
+        self.gate = peer.gate  # None: everybody may do everything
+        self.audit = audit
+        self._shown = peer.certificate, peer.chain
+        self._token = ""  # identifies the client; '': the certificate does
+        self.standing = StandingCaller(peer.gate, self._find)
         self._end_attendance: Callable[[], None] | None = None
         self._on_leaving: Callable[[], None] | None = None
 
@@ -107,50 +107,58 @@ class Session:
 
     @property
     def caller(self) -> Caller:
-        """The caller, as the access state knows it now."""
-        gate = self.gate
-        if gate is None:
-            return ANYBODY
-        if (stamp := gate.stamp) != self._stamp:
-            self._stamp = stamp
-            self._fault = None
-            try:
-                self._check_shown(gate)
-                self._caller = gate.who(
-                    self._certificate or None, lambda: self._token, self._shown[1]
-                )
-            except KoinonError as error:
-                self._caller, self._fault = _NOBODY, error
-        return self._caller
+        """The caller, as the access state knows it now; nobody, once it is let in no longer."""
+        try:
+            return self.standing.current()
+        except UnauthenticatedError:
+            return _NOBODY
 
-    def caller_that_stays(self) -> Caller:
-        """Return the caller of a connection that is not opened anew after a change of authorities.
+    def acting_for(self, user: str) -> Session:
+        """Return a session in the same keyspace whose caller is this user, of whom another node has
+        passed a command on.
 
         Raises:
-            UnauthenticatedError: its certificate is taken no longer.
+            PermissionDeniedError: it is no node that asks.
+        """
+        gate, served = self.gate, self.served
+        if gate is not None and not self.caller.is_node:
+            raise PermissionDeniedError(
+                principal=self.caller.name, action="pass", what="commands on for others"
+            )
+        peer = Peer(number=self.number, address=self.peer, gate=gate)
+        acting = Session(self.service, peer, self.tell, self.audit)
+        acting._served, acting.is_acting = served, True
+        if gate is not None:
+            acting.standing = StandingCaller(gate, lambda: gate.named(user))
+        return acting
+
+    def caller_that_stays(self) -> StandingCaller:
+        """Return the caller of a stream, which ends at once when authorities change."""
+        return StandingCaller(self.gate, lambda: self._who(stays=True))
+
+    def _find(self) -> Caller:
+        """Find out who this is; by the way have a client whose certificate's authority is trusted
+        no more open another connection, by a message, if it attends.
+        """
+        certificate, chain = self._shown
+        is_asked_to_go = self.gate and certificate and not self.gate.is_trusted(certificate, chain)
+        if is_asked_to_go and self._on_leaving is not None:
+            self._on_leaving()
+            self._on_leaving = None
+        return self._who()
+
+    def _who(self, token: str = "", *, stays: bool = False) -> Caller:
+        """Return who shows what this connection has, or this token beside the certificate.
+
+        Raises:
+            UnauthenticatedError: it is let in no longer, or not by this token.
         """
         if self.gate is None:
             return ANYBODY
-        certificate, chain = self._shown
-        return self.gate.who(certificate or None, lambda: self._token, chain, stays=True)
-
-    def look(self) -> None:
-        """Find out anew who this is: a client that attends is told to go if it has to."""
-        if self.gate is not None and self._shown[0]:
-            self._stamp = None
-            _ = self.caller
-
-    def _check_shown(self, gate: Authenticator) -> None:
-        """Have a client whose certificate's authority is trusted no more open another connection:
-        by a message, if it attends. Raise UnauthenticatedError if it has had time to.
-        """
-        certificate, chain = self._shown
-        if not certificate or gate.is_trusted(certificate, chain):
-            return
-        if self._on_leaving is not None:
-            self._on_leaving()
-            self._on_leaving = None
-        gate.who(certificate, lambda: self._token, chain)
+        (certificate, chain), shown = self._shown, token or self._token
+        return self.gate.who(
+            certificate or None, lambda: shown, chain, stays=stays, by_token=bool(shown)
+        )
 
     def authenticate(self, token: str, user: str = "") -> None:
         """Take a token for who this is; ``user``, if given, must be its owner.
@@ -158,37 +166,25 @@ class Session:
         Raises:
             UnauthenticatedError: no user has this token; what was known before holds on.
         """
-        gate = self.gate
-        if gate is None:
+        if self.gate is None:
             raise UnauthenticatedError(reason="this connection is not by TLS: send no tokens on it")
-        found = gate.who(None, lambda: token)
+        found = self._who(token)
         if not found.principal or user not in ("", "default", found.principal.name):
             raise UnauthenticatedError(reason="the token is of another user")
-        self._token, self._certificate, self._stamp = token, b"", None
+        self._token = token
+        self.standing.forget()
 
-    def note(
-        self,
-        spec: Spec,
-        outcome: str,
-        request_id: str = "",
-        count: int = 1,
-        error: KoinonError | None = None,
-    ) -> None:
-        """Tell the audit log how a command ended, or so many alike, if it wants to know."""
-        audit, method = self._audit, f"redis:{spec.name}"
-        if audit.is_on and audit.wants(method, outcome, count):
-            keyspace = self._keyspace_name() if spec.is_about_keys else ""
-            audit.note(self.caller.name, self.peer, method, outcome, request_id, error, keyspace)
-
-    def _keyspace_name(self) -> str:
-        """Return the name of the keyspace that commands are in."""
+    @property
+    def keyspace_name(self) -> str:
+        """The name of the keyspace that commands are in; its id, if it has been dropped."""
         if self._served is None:
             return self._port_keyspace
         return self._served.name or f"id:{self._served.keyspace_id}"
 
     def forget(self) -> None:
         """Be again the caller that the certificate names, if there is one: drop the token."""
-        self._token, self._certificate, self._stamp = "", self._shown[0], None
+        self._token = ""
+        self.standing.forget()
 
     @property
     def is_known(self) -> bool:
@@ -198,8 +194,9 @@ class Session:
 
     def check_known(self) -> None:
         """Raise UnauthenticatedError unless it is known who this is."""
-        if not self.is_known:
-            raise self._fault or UnauthenticatedError(
+        principal = self.standing.current().principal
+        if principal is not None and principal.kind is Kind.CLIENT:
+            raise UnauthenticatedError(
                 reason="Authentication required: a user's certificate, or AUTH with a token"
             )
 

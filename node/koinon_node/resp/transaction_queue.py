@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import Arguments
 from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
-
-if TYPE_CHECKING:
-    from koinon_node.resp.commands.table import Arguments, Spec
 
 WATCHED_MAX: Final = MAX_ATOMIC_OPERATIONS
 _OBJECT_BYTES: Final = 64  # of Python, for each argument
@@ -19,13 +17,13 @@ class Transaction:
     """Commands that EXEC will carry out."""
 
     def __init__(self) -> None:
-        self.queued: list[tuple[Spec, Arguments]] = []
-        self.is_spoilt = False  # one was refused: nothing of it is carried out
-        self.held_bytes = 0
-        self._operations = 0
-        self._bytes = 0
+        self.queued: list[Arguments] = []
+        self.is_spoilt = False  # a command was refused: EXEC carries out nothing
+        self.held_bytes = 0  # of memory, by the queued commands
+        self._operations = 0  # of the atomic batch: one a key, and at least one a command
+        self._bytes = 0  # of all arguments
 
-    def add(self, spec: Spec, arguments: Arguments, keys: Sequence[bytes]) -> None:
+    def add(self, arguments: Arguments, keys: Sequence[bytes]) -> None:
         """Queue a command with these keys.
 
         Raises:
@@ -40,7 +38,7 @@ class Transaction:
             )
         self._operations, self._bytes = operations, size
         self.held_bytes += sum(map(len, arguments)) + _OBJECT_BYTES * len(arguments)
-        self.queued.append((spec, arguments))
+        self.queued.append(arguments)
 
 
 def held_by_watches(watched: Mapping[bytes, int]) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from koinon_node.core import records
+from koinon_node.core.formats import records
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
@@ -74,7 +74,7 @@ class Digest:
         return int.from_bytes(hashlib.blake2b(both, digest_size=8).digest(), "big")
 
 
-class _Pace:
+class WorkPace:
     """Counts what has been worked, and pauses for as long once it is worth a pause."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Checksums:
 
     async def of(self, partition_ids: Iterable[int]) -> list[replication_pb2.CopyChecksum]:
         """Return what the copies hold; not usable where there is none, or it is being replaced."""
-        pace = _Pace()
+        pace = WorkPace()
         found = []
         for partition_id in partition_ids:
             async with self._one_at_a_time:
@@ -123,7 +123,7 @@ class Checksums:
             for p, sequence in through
         ]
 
-    async def _of(self, partition_id: int, pace: _Pace) -> replication_pb2.CopyChecksum:
+    async def _of(self, partition_id: int, pace: WorkPace) -> replication_pb2.CopyChecksum:
         digest = Digest()
         with self._store.env.begin(self._store.databases[DATA_DB], buffers=True) as txn:
             complete_through = self._usable_through(txn, partition_id)

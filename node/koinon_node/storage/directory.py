@@ -12,17 +12,19 @@ missing or foreign ends in a DataDirectoryError that names the file.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import secrets
+import struct
 import subprocess
-import sys
 import time
 import zlib
 from pathlib import Path
 
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.process import private_files
+from koinon_proto.process.child_python import module_command
 from koinon_proto.process.printable import tell
 
 FORMAT_VERSION = 2
@@ -36,6 +38,7 @@ _MAGIC = "koinon-node-store"
 _OURS = frozenset({IDENTITY, DATA, LMDB_LOCK, IN_USE, UNFINISHED, SYNC_FAILED, f"{IDENTITY}.new"})
 _LOCK_WAIT_S = 5.0  # a killed node's writer may still be ending its last transaction
 _VERIFY_TIMEOUT_S = 3600
+_AT_FDCWD, _STATX_BTIME, _STATX_BYTES, _BTIME_AT = -100, 0x800, 256, 80  # linux/stat.h
 
 
 def new_store_id() -> str:
@@ -187,6 +190,27 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def data_file_id(directory: Path) -> str:
+    """Return the identity of the data file: its inode, and when that was made. No copy has the same
+    one. (A copy may get the inode of a file that was deleted, but not its time.)
+    """
+    path = directory / DATA
+    return f"{path.stat().st_ino}.{_made_at_ns(path)}"
+
+
+def _made_at_ns(path: Path) -> int:
+    """Return the file's birth time in nanoseconds, by statx(2), which ``os.stat`` does not call; 0
+    where the file system keeps none.
+    """
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # C libraries before 2018
+    if statx is None or statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, found):
+        return 0
+    (known,) = struct.unpack_from("=I", found, 0)
+    seconds, nanoseconds = struct.unpack_from("=qI", found, _BTIME_AT)
+    return int(seconds * 10**9 + nanoseconds) if known & _STATX_BTIME else 0
+
+
 def boot_id() -> str:
     """Return the id of the machine's current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -206,7 +230,7 @@ def check_not_truncated(directory: Path, last_page: int, page_bytes: int) -> Non
     size, needed = path.stat().st_size, (last_page + 1) * page_bytes
     if size >= needed:
         return
-    command = [sys.executable, "-m", "koinon_node.storage.verify_store", str(directory)]
+    command = module_command("koinon_node.storage.verify_store", str(directory))
     result = subprocess.run(command, capture_output=True, timeout=_VERIFY_TIMEOUT_S, check=False)
     if result.returncode != 0:
         raise DataDirectoryError(

@@ -1,6 +1,6 @@
 """The LMDB environment of a store, as every process of a node opens it.
 
-databases: data, expiry, partitions (see core/records.py) and meta: what the node knows of itself.
+databases: data, expiry, partitions (core/formats/records) and meta: what the node knows of itself.
 """
 
 from __future__ import annotations

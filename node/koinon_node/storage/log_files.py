@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from koinon_node.core import log_format, log_recovery
-from koinon_node.core.log_format import RECORD_HEAD_BYTES
-from koinon_node.core.log_recovery import Found
+from koinon_node.core.formats import log_format, log_recovery
+from koinon_node.core.formats.log_format import RECORD_HEAD_BYTES
+from koinon_node.core.formats.log_recovery import Found
 from koinon_node.storage.directory import sync_directory
 from koinon_node.storage.environment import META_DB
 from koinon_node.storage.transactions import Gathered, gathered
@@ -121,7 +121,7 @@ def has_log(directory: Path) -> bool:
 
 
 def new_life() -> int:
-    """Return the number of a new life; see core/log_format.py."""
+    """Return the number of a new life; see core/formats/log_format.py."""
     return secrets.randbits(63) | 1 << 63
 
 

@@ -1,7 +1,7 @@
 """Puts the write-ahead log in front of the writer process.
 
 A group is durable once its record is synced in the log. From then on its rows lie over the store
-(core/overlay.py), and the writer process takes them over in large sorted transactions: it reads the
+(the overlay), and the writer process takes them over in large sorted transactions: it reads the
 log itself. One such transaction costs about what one of a small group did, and serves thousands.
 
     send ---> append, sync ---> overlay, answer
@@ -26,8 +26,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from koinon_node.core.overlay import Layer
-from koinon_node.core.writer_frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
+from koinon_node.core.formats.writer_frames import (
+    BULK,
+    CHAINED,
+    LOOSE,
+    GroupFrame,
+    TicketFrame,
+    Writes,
+)
+from koinon_node.core.writes.overlay import Layer
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import Stretch
@@ -171,8 +178,11 @@ class LoggedChannel:
         if group is None or self._direct:
             return
         number, urgent, tickets = group
-        failures = refused(tickets, self._failed_group, self._no_room)
-        left = [(0, 0, ()) if n in failures else ticket for n, ticket in enumerate(tickets)]
+        failures: dict[int, str] = {}
+        left = tickets
+        if self._failed_group or self._no_room:
+            failures = refused(tickets, self._failed_group, self._no_room)
+            left = [(0, 0, ()) if n in failures else ticket for n, ticket in enumerate(tickets)]
         direct = self._goes_direct(left)
         waits = bool(self._overlay) if direct else self._lags()
         if waits and self._no_room and not self._taking:
@@ -181,9 +191,9 @@ class LoggedChannel:
             self._catch_up()
             return
         self._group = None
-        if any(not tickets[index][1] & LOOSE for index in failures):
+        if failures and any(not tickets[index][1] & LOOSE for index in failures):
             self._failed_group = number
-        if len(failures) == len(tickets) and failures:
+        if failures and len(failures) == len(tickets):
             asyncio.get_running_loop().call_soon(self._answer, number, failures)
         elif direct:
             self._direct, self._failures = True, failures
@@ -230,16 +240,19 @@ class LoggedChannel:
             for database, keys, values in writes:
                 if database == MERGES:
                     return True
-                rows += len(keys)
-                size += sum(map(len, keys)) + sum(map(len, filter(None, values)))
+                if len(keys) == 1:
+                    rows, size = rows + 1, size + len(keys[0]) + len(values[0] or b"")
+                else:
+                    rows += len(keys)
+                    size += sum(map(len, keys)) + sum(map(len, filter(None, values)))
         if size >= bounds.large_group_bytes and size >= bounds.large_row_bytes * rows:
             return True
         if size >= bounds.page_bytes and ties & BULK:
             return True
         if not self._no_room and not self._has_spare_room(rows, size):
             return True
-        overhead = 8 * rows + 8 * sum(len(writes) for _, _, writes in tickets)
-        return not self._log.has_room(size + overhead)
+        columns = sum(len(writes) for _, _, writes in tickets)
+        return not self._log.has_room(size + 8 * (rows + columns))
 
     def _has_spare_room(self, rows: int, size: int) -> bool:
         """Return whether the store surely has room for what the log holds and so much more. Where

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from koinon_node.core import chunk_keys, record_layout, records
-from koinon_node.core.chunk_keys import Slice, slice_of
-from koinon_node.core.records import BoolArray, U64Array
+from koinon_node.core.formats import chunk_keys, record_layout, records
+from koinon_node.core.formats.chunk_keys import Slice, slice_of
+from koinon_node.core.formats.records import BoolArray, U64Array
 from koinon_proto.contract import arrow, columns
 from koinon_proto.contract.arrow import I64Array
 from koinon_proto.contract.columns import Gathered

@@ -2,7 +2,7 @@
 
 The only writes that are made here are those of opening and closing, while no writer runs.
 
-databases: data, expiry, partitions (see core/records.py) and meta: what the node knows of itself.
+databases: data, expiry, partitions (core/formats/records) and meta: what the node knows of itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Self
 import lmdb
 import numpy as np
 
-from koinon_node.core import records
-from koinon_node.core.overlay import Overlay
-from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import PartitionEpochs
 from koinon_node.core.replication.copies import STATES, Copies, Copy, CopyState
+from koinon_node.core.writes.overlay import Overlay
 from koinon_node.storage import directory as files
 from koinon_node.storage import log_files, log_replay
 from koinon_node.storage.environment import (
@@ -45,7 +45,9 @@ CLUSTER_ID = b"cluster_id"
 NODE_ID = b"node_id"
 NODE_EPOCH = b"node_epoch"
 REGISTRATION_ID = b"registration_id"
-RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
+RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id> <id of the data file>"
+COPIED_WHILE_OPEN = "directory was copied while it was open"
+"""A cause of distrust: see ``_distrust_what_may_lack_rows``."""
 
 _EPOCHS, _PROGRESS, _DROPPING = range(3)  # kinds of a partition's metadata
 _ALL_PARTITIONS = 65_536
@@ -85,12 +87,14 @@ class OpenedStore:
         self.overlay = Overlay()  # what is durable in the log and not in here yet
         self.lock_descriptor = files.lock_directory(config.directory)
         self._env: lmdb.Environment | None = None
+        self.distrusted_for = ""  # why this start gave up the store's identity; "": it did not
         try:
             fresh = files.begin_if_fresh(config.directory)
             store_id = files.new_store_id() if fresh else files.read_identity(config.directory)
             self._open(fresh, store_id)
-            self._distrust_after_crash()
-            self._set_run_state(f"open {config.durability} {files.boot_id()}")
+            self._distrust_what_may_lack_rows()
+            file_id = files.data_file_id(config.directory)
+            self._set_run_state(f"open {config.durability} {files.boot_id()} {file_id}")
             files.forget_failed_sync(config.directory)
             self.env.reader_check()
         except BaseException:
@@ -161,8 +165,8 @@ class OpenedStore:
         """Take what a crash has left in the write-ahead log into the store, and begin a new life of
         the log: whatever its segments hold counts as nothing from then on.
 
-        A store with a log has a format of its own until it is closed clean, so that an older build,
-        which knows of none, does not leave out what is only there.
+        A store with a log has a format number of its own until it is closed clean: if the log is
+        gone at the next start, the store is refused instead of served without the log's rows.
 
         Raises:
             DataDirectoryError: the log is missing or damaged, or the store has no room for it.
@@ -187,23 +191,31 @@ class OpenedStore:
         if not self.logged:
             log_files.remove_log(directory)
 
-    def _distrust_after_crash(self) -> None:
+    def _distrust_what_may_lack_rows(self) -> None:
         """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged
         may be gone, any of them, if the machine has been down since (this is another boot) or a
-        sync has failed. The store then gives up its identity: it registers under a new store_id,
-        the coordinator treats the old one as lost (out of in_sync; where it was the only member,
-        offline). Its copies say themselves that they are not to be built on: each is replaced by
-        its primary's. What is on the disk stays there for the operator until then.
+        sync has failed. Under any durability they may be gone if the directory is a copy of one
+        that a process had open: the process may have gone on for long after the copy was made, in
+        the same node epoch, so that the coordinator cannot tell the copy from the original. (A copy
+        of a directory that was closed clean is as good as the original until that is opened again,
+        which begins a node epoch: rule 2.) The store then gives up its identity: it registers under
+        a new store_id, the coordinator treats the old one as lost (out of in_sync; where it was the
+        only member, offline). Its copies say themselves that they are not to be built on: each is
+        replaced by its primary's. What is on the disk stays there for the operator until then.
 
-        With durability=commit nothing of the kind is needed. A transaction is acknowledged once its
-        pages, and after these the head that leads to them, were synced. Where the pages' sync
-        failed, nothing leads to them. Where the head's did, this process may see a transaction that
-        the disk does not have: whole, of unknown fate, and durable with the next commit, which is
-        made here before anything is served.
+        A copy is told by the identity of its data file. A volume that is rolled back below the file
+        system keeps that; it is noticed only if the node has begun another epoch since (rule 2).
+
+        With durability=commit nothing of the kind is needed after a crash. A transaction is
+        acknowledged once its pages, and after these the head that leads to them, were synced. Where
+        the pages' sync failed, nothing leads to them. Where the head's did, this process may see a
+        transaction that the disk does not have: whole, of unknown fate, and durable with the next
+        commit, which is made here before anything is served.
         """
         cause = self._cause_of_distrust()
         if not cause:
             return
+        self.distrusted_for = cause
         store_id = files.new_store_id()
         log.warning(
             "copy untrusted cause=%s directory=%s old_store_id=%s new_store_id=%s",
@@ -222,6 +234,9 @@ class OpenedStore:
     def _cause_of_distrust(self) -> str:
         """Return why acknowledged rows may be gone; '' where none can be."""
         state = self._meta(RUN_STATE).split(" ")
+        file_id = files.data_file_id(self.config.directory)
+        if state[0] == "open" and state[3:] != [file_id]:
+            return COPIED_WHILE_OPEN
         if state[:2] != ["open", "interval"]:
             return ""
         if files.noted_failed_sync(self.config.directory):

@@ -18,8 +18,8 @@ from typing import Any
 import lmdb
 import numpy as np
 
-from koinon_node.core import records
-from koinon_node.core.records import BoolArray, U32Array, U64Array
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import BoolArray, U32Array, U64Array
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 
@@ -58,9 +58,11 @@ class SizeEstimates:
         return int(self._staged.sum())
 
     def columns(self) -> tuple[list[int], list[int], list[int]]:
-        """Return (partitions that hold something, records, bytes)."""
-        held = np.flatnonzero(self._records)
-        return held.tolist(), self._records[held].tolist(), self._bytes[held].tolist()
+        """Return (partitions that hold something, records, bytes). Any thread may call it."""
+        # NumPy raises if a count becomes zero, or stops being zero, while it looks for them.
+        counted = self._records.copy()
+        held = np.flatnonzero(counted)
+        return held.tolist(), counted[held].tolist(), self._bytes[held].tolist()
 
     def stale(self, partition_ids: Sequence[int], through: U64Array) -> BoolArray:
         """Return of these partitions whether they have changed since they were counted: ``through``

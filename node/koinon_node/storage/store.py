@@ -13,7 +13,7 @@ from typing import NamedTuple
 import lmdb
 import numpy as np
 
-from koinon_node.core import record_layout, records
+from koinon_node.core.formats import record_layout, records
 from koinon_node.storage.environment import (
     DATA_DB,
     EXPIRY_DB,
@@ -144,16 +144,18 @@ class Store(OpenedStore):
         after_sequence: int,
         rows_max: int,
         bytes_max: int,
+        *,
+        start_key: bytes = b"",
     ) -> Range:
-        """Read the records above ``after_sequence`` of one partition, from ``after_key``, in key
-        order. Looks at no more than ``rows_max`` records, and returns none beyond the one that
-        reaches ``bytes_max``.
+        """Read the records above ``after_sequence`` of one partition, beyond ``after_key`` and from
+        ``start_key`` on, in key order. Looks at no more than ``rows_max`` records, and returns none
+        beyond the one that reaches ``bytes_max``.
         """
         head = records.prefix_of(partition_id)
         with self.env.begin() as txn:
             through, floor = self._progress(txn, partition_id)
             with txn.cursor(self._databases[DATA_DB]) as cursor:
-                start = head + after_key + b"\x00" if after_key else head
+                start = head + max(after_key + b"\x00" if after_key else b"", start_key)
                 rows = cursor.iternext(keys=True, values=True) if cursor.set_range(start) else []
                 found: list[tuple[bytes, bytes]] = []
                 looked, size, seen, last, end = 0, 0, 0, after_key, False
@@ -251,6 +253,18 @@ class Store(OpenedStore):
         with self.env.begin() as txn:
             entries: int = txn.stat(self._databases[DATA_DB])["entries"]
             return entries
+
+    def reusable_bytes(self, used_bytes: int) -> int:
+        """Return the free bytes inside the store's file, of which records and indexes fill
+        ``used_bytes``: LMDB uses these pages again before the file grows.
+        """
+        return max(0, self.file_bytes - used_bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the part of the file that LMDB has used so far. It never shrinks."""
+        pages: int = self.env.info()["last_pgno"] + 1
+        return pages * int(self.env.stat()["psize"])
 
     def used_bytes(self) -> int:
         """Return how much of the map holds something now; freed pages do not count."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import lmdb
 
-from koinon_node.core import record_layout
+from koinon_node.core.formats import record_layout
 from koinon_node.storage.environment import DATA_DB, DATABASES, EXPIRY_DB
 
 Gathered = list[dict[bytes, bytes | None]]

@@ -1,6 +1,6 @@
 """The write-ahead log on the disk: segments that are appended to, synced, and used again.
 
-    log/0, log/1, ...   segments of one size (core/log_format.py has what is in them)
+    log/0, log/1, ...   segments of one size (core/formats/log_format.py has what is in them)
 
 Space is taken when a segment is made, so that appending neither grows a file nor fails for lack of
 room, and a sync of a segment that was used before writes no metadata. A segment is used again once
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from koinon_node.core import log_format
-from koinon_node.core.log_format import HEAD_BYTES, RECORD_HEAD_BYTES, Head
-from koinon_node.core.writer_frames import Writes
+from koinon_node.core.formats import log_format
+from koinon_node.core.formats.log_format import HEAD_BYTES, RECORD_HEAD_BYTES, Head
+from koinon_node.core.formats.writer_frames import Writes
 from koinon_node.storage.directory import sync_directory
 from koinon_node.storage.log_files import LOG, NO_ROOM, Stretch, segment_paths
 from koinon_proto.contract.cluster_errors import DataDirectoryError

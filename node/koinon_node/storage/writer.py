@@ -18,7 +18,7 @@ a timer waiting:
 (Putting on the loop and committing on a thread is not to be had: LMDB's write lock belongs to the
 thread that took it. The mixed reads of the fourth line are from a run with 2 batches in flight.)
 
-Invariant: groups are applied and answered in order (core/commit_group.py has their life). Every
+Invariant: groups are applied and answered in order (commit_group.py has their life). Every
 queue is bounded: what does not fit is refused before it is sequenced. What a group holds of the
 bounds as a primary's writes it holds until it is complete, which may be long after it was committed
 here.
@@ -34,11 +34,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from koinon_node.config import Limits
-from koinon_node.core.commit_group import QUEUED, CommitGroup, GroupState, Ticket
+from koinon_node.core.formats.records import U32Array
+from koinon_node.core.formats.writer_frames import Writes
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.records import U32Array
-from koinon_node.core.writer_frames import Writes
+from koinon_node.core.writes.commit_group import QUEUED, CommitGroup, GroupState, Ticket
+from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_node.storage.environment import META_DB
 from koinon_node.storage.logged_channel import LoggedChannel, in_front_of
 from koinon_node.storage.store import Store
@@ -60,7 +60,7 @@ _BYTES = tuple(4**n * 1_024 for n in range(8))  # 1 KiB to 16 MiB
 
 
 class GroupFlow(Protocol):
-    """The way of groups from here: to followers, and to their completion (completion.py)."""
+    """The way of groups from here: to followers, and to their completion (CommitTracker)."""
 
     def on_handed_over(self, group: CommitGroup) -> None:
         """The group is on its way to the disk. Of its tickets that were refused nothing is stored
@@ -276,6 +276,7 @@ class Writer:
                 stored = group.stored = asyncio.get_running_loop().create_future()
                 # Its error is looked at once, since all who waited may have gone by then.
                 stored.add_done_callback(asyncio.Future.exception)
+            assert isinstance(group.stored, asyncio.Future)
             await asyncio.shield(group.stored)
 
     async def drain(self) -> None:

@@ -6,15 +6,15 @@ import asyncio
 import marshal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from koinon_node.core.writer_frames import GroupFrame, without_large
+from koinon_node.core.formats.writer_frames import GroupFrame, without_large
 from koinon_node.storage.log_files import Stretch
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer_process import GROUP, LENGTHS, LOG_STRETCHES
+from koinon_proto.process.child_python import module_command
 
 _STOP_TIMEOUT_S = 30.0
 
@@ -71,7 +71,7 @@ class ProcessChannel:
         ours, theirs = socket.socketpair()
         lock = self._store.lock_descriptor
         self._process = subprocess.Popen(  # noqa: ASYNC220  # at start, nothing is served yet
-            [sys.executable, "-m", "koinon_node.storage.writer_process", str(theirs.fileno())],
+            module_command("koinon_node.storage.writer_process", str(theirs.fileno())),
             pass_fds=(theirs.fileno(), lock),
             stdin=subprocess.DEVNULL,
         )

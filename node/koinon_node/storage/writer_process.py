@@ -49,7 +49,7 @@ from typing import Any
 
 import lmdb
 
-from koinon_node.core.writer_frames import CHAINED, LOOSE, TicketFrame, Writes, put_large
+from koinon_node.core.formats.writer_frames import CHAINED, LOOSE, TicketFrame, Writes, put_large
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import (
     DATA_DB,
@@ -320,8 +320,8 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
 def main() -> None:
     """Run one writer until its node ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the node decides when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the terminal's; the node decides when to stop
     protect_streams()
     only_for_owner()
     keep_freed(KEPT_BYTES)

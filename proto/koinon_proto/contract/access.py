@@ -71,7 +71,7 @@ class Effect(IntEnum):
 
 
 class Action(IntEnum):
-    """Actions that may be allowed; numbers are those of the wire. ``FEED`` is reserved."""
+    """Actions that may be allowed; numbers are those of the wire."""
 
     READ = 1
     WRITE = 2
@@ -81,6 +81,7 @@ class Action(IntEnum):
     VIEW = 6
     OPERATE = 7
     ACCESS = 8
+    BACKUP = 9
 
 
 CLUSTER_ACTIONS = frozenset({Action.VIEW, Action.OPERATE, Action.ACCESS})
@@ -466,8 +467,8 @@ class Access:
             self._permissions[names] = permissions
         return permissions
 
-    def user_of_token(self, text: str, now_s: float) -> str | None:
-        """Return whose token this is; None if it is none, is not known, or is over."""
+    def token_of(self, text: str, now_s: float) -> Token | None:
+        """Return the token; None if the text is none, is not known, or is over."""
         parsed = parse_token(text)
         if parsed is None:
             return None
@@ -480,7 +481,7 @@ class Access:
             return None
         if token.user == ROOT or self.fault_of(token.user):
             return None
-        return token.user
+        return token
 
     def is_revoked(self, serial: int) -> bool:
         """Return whether the certificate with this serial number is refused, of whatever holder."""

@@ -34,7 +34,7 @@ class LoadMode(IntEnum):
 
 class LoadState(IntEnum):
     """The states of a load; numbers are those of the wire. ``MERGING``: committed; ``DONE``:
-    committed and readable; ``UNKNOWN``: of a newer build.
+    committed and readable; ``UNKNOWN``: none of these.
     """
 
     UNKNOWN = 0

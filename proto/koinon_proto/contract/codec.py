@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from types import NoneType, UnionType
 from typing import (
@@ -68,7 +68,6 @@ def codec(
     *,
     names: Mapping[str, str] | None = None,
     values: Mapping[str, Codec[Any, Any] | Value] | None = None,
-    zero_is_default: Collection[str] = (),
     given: Collection[str] = (),
     filled: Collection[str] = (),
     unused: Collection[str] = (),
@@ -78,7 +77,6 @@ def codec(
     Args:
         names: the message's names of the record's fields that have others there.
         values: how the values of some fields are converted; of a tuple, each of its elements.
-        zero_is_default: fields whose default stands for a 0 that is read: older builds sent none.
         given: fields of the record that the message lacks; ``decode`` takes them by keyword.
         filled: fields of the message that the record lacks; ``encode`` takes them by keyword.
         unused: fields of the message that are neither written nor read.
@@ -90,7 +88,7 @@ def codec(
     hints = _hints(record)
     carried = [name for name in hints if name not in given]
     wire: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
-    strange = {*names, *values, *zero_is_default, *given} - set(hints)
+    strange = {*names, *values, *given} - set(hints)
     strange |= {*(names.get(n, n) for n in carried), *filled, *unused} ^ set(wire)
     if strange:
         raise TypeError(f"{record.__name__} and {message.__name__} differ in {sorted(strange)}")
@@ -100,9 +98,6 @@ def codec(
     for name in carried:
         field = _Field(name, wire[names.get(name, name)], hints[name], scope)
         encode, decode = field.expressions(values.get(name))
-        if name in zero_is_default:
-            scope[f"default_{name}"] = _default(record, name)
-            decode = f"{decode} or default_{name}"
         encoded.append(f"{field.wire.name}={encode}")
         decoded.append(f"{name}={decode}")
     return Codec(
@@ -211,10 +206,3 @@ def _hints(record: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(record, vars(sys.modules[record.__module__]), {})
     names = [f.name for f in fields(record)] if is_dataclass(record) else record._fields
     return {name: hints[name] for name in names}
-
-
-def _default(record: type[Any], name: str) -> Any:
-    default = next(f.default for f in fields(record) if f.name == name)
-    if default is MISSING:
-        raise TypeError(f"{record.__name__}.{name} has no default")
-    return default

@@ -8,7 +8,7 @@
 All numbers are little-endian. ``flags`` & 1: there are orders, of which the greatest wins where a
 key repeats. ``expires_at_ms`` is Unix time and holds for all rows; 0: they never expire. ``flags``
 & 2: each row has an expiry of its own instead, likewise, or DELETED: it deletes its key, and has no
-value. (Builds that do not know expiries of rows refuse such columns by the flag.)
+value.
 
 Packing and unpacking cost a handful of calls in C whatever the number of rows: 1,000 rows in some
 microseconds. What reads them gets views of the same memory.

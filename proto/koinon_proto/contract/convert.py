@@ -10,10 +10,11 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from koinon_proto.contract import bounds, cluster_errors, errors
+from koinon_proto.contract import bounds, errors
 from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
+from koinon_proto.contract.errors_gen import KINDS
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceList
 from koinon_proto.contract.table import (
     ClusterConfig,
@@ -31,19 +32,13 @@ TABLE_FORMAT_VERSION = 1
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
-_CLASSES: dict[str, Any] = {**vars(errors), **vars(cluster_errors)}
-_KIND_BY_CLASS: dict[type[KoinonError], str] = {}
-_CLASS_BY_KIND: dict[str, type[KoinonError]] = {}
-for _field in errors_pb2.Error.DESCRIPTOR.oneofs_by_name["kind"].fields:
-    _class: type[KoinonError] = _CLASSES[cast(Any, _field.message_type).name]
-    _KIND_BY_CLASS[_class] = _field.name
-    _CLASS_BY_KIND[_field.name] = _class
+_CLASS_BY_KIND = {kind: error for error, (kind, _) in KINDS.items()}
 
 
 def error_to_proto(error: BaseException) -> errors_pb2.Error:
     """Return the wire form; an error without one of its own becomes InternalError."""
-    kind = _KIND_BY_CLASS.get(cast("type[KoinonError]", type(error)))
-    if kind is None:
+    kind, _ = KINDS.get(cast("type[KoinonError]", type(error)), ("", ""))
+    if not kind:
         reason = f"{type(error).__name__}: {error}"
         return errors_pb2.Error(message=reason, internal=errors_pb2.InternalError(reason=reason))
     message = errors_pb2.Error(message=str(error))
@@ -103,14 +98,8 @@ def error_from_status_details(details: bytes) -> KoinonError | None:
 
 # --- the table ---------------------------------------------------------------------------------
 
-CONFIG = codec(
-    ClusterConfig,
-    table_pb2.ClusterConfig,
-    zero_is_default=["replica_timeout_ms"],  # 0: made by a build that kept one replica
-)
-NODE = codec(
-    NodeInfo, table_pb2.NodeInfo, names={"number": "node_number"}, zero_is_default=["weight"]
-)
+CONFIG = codec(ClusterConfig, table_pb2.ClusterConfig)
+NODE = codec(NodeInfo, table_pb2.NodeInfo, names={"number": "node_number"})
 KEYSPACE = codec(Keyspace, table_pb2.Keyspace)
 KEYSPACES = codec(KeyspaceList, table_pb2.KeyspaceList, values={"keyspaces": KEYSPACE})
 MOVE_SETTINGS = codec(MoveSettings, table_pb2.MoveSettings)

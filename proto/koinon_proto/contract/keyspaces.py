@@ -4,7 +4,7 @@ A keyspace is a contiguous range of partition ids, ``[base, base + partition_cou
 Partition ids are the cluster's, so records, replication, moves and loads need nothing more to keep
 keyspaces apart: a key lies in a partition, and a partition lies in one keyspace. The keyspace
 ``default`` is there from the beginning; its range begins with 0 and its count never changes. Its
-settings are those of the cluster, so that builds that know no keyspaces read them where they were.
+settings are those of the cluster (``ClusterConfig``).
 
 An id names one keyspace for ever. A name or a range of partitions may come back for another one, so
 requests name the id beside the partitions: one that means a keyspace of the past is refused, and
@@ -14,15 +14,16 @@ never touches the keyspace that has its partitions now.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NewType
+from typing import NewType, Protocol
 
-from koinon_proto.contract.errors import InvalidArgumentError, UnknownKeyspaceError
-
-if TYPE_CHECKING:
-    from koinon_proto.contract.table import ClusterConfig, PartitionRow
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    UnknownKeyspaceError,
+    WrongClusterError,
+)
 
 KeyspaceId = NewType("KeyspaceId", int)
 """A keyspace's number: given at its creation, from 1 up, never again; 0 is ``default``."""
@@ -52,6 +53,43 @@ NAME_CHARS_MAX = 64
 QUOTA_MAX = 10**15
 """Of rows or bytes a second: more is a mistake in the unit."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """Settings that are chosen at bootstrap and replicated with the table. ``partitioner``,
+    ``partition_count``, ``replication_factor``, ``min_in_sync`` and ``max_value_bytes`` are those
+    of the keyspace ``default``; an operator can change the last three later.
+    """
+
+    cluster_id: str
+    partitioner: str
+    partition_count: int
+    replication_factor: int
+    min_in_sync: int
+    bootstrap_nodes: int
+    max_value_bytes: int
+    heartbeat_interval_ms: int = 200
+    session_timeout_ms: int = 1500
+    lease_ms: int = 1000
+    check_quorum_ms: int = 400
+    replica_timeout_ms: int = 1000
+    rereplicate_after_ms: int = 600_000
+    partitioner_fingerprint: bytes = b""
+    """The fingerprint of the partitioner's answers (``koinon_proto.fingerprint``); empty: not
+    compared."""
+
+    def check_id(self, cluster_id: str, *, required: bool = False) -> None:
+        """Refuse a caller of another cluster: addresses are reused. "" names none; it is let in
+        unless an id is ``required``.
+
+        Raises:
+            WrongClusterError
+        """
+        if cluster_id != self.cluster_id and (cluster_id or required):
+            raise WrongClusterError(
+                expected_cluster_id=self.cluster_id, actual_cluster_id=cluster_id
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +153,26 @@ class KeyspaceList:
 
 
 NO_KEYSPACES = KeyspaceList()
+
+
+class ReplicatedRow(Protocol):
+    """A partition's row, as far as its keyspace needs to know it (``table.PartitionRow``)."""
+
+    @property
+    def partition_id(self) -> int: ...
+    @property
+    def replicas(self) -> Sequence[int]: ...
+    @property
+    def adding(self) -> Sequence[int]: ...
+    @property
+    def removing(self) -> Sequence[int]: ...
+    @property
+    def settled(self) -> Sequence[int]:
+        """The replicas that were there before the move under way."""
+
+    @property
+    def target(self) -> Sequence[int]:
+        """The replicas once the move under way is over."""
 
 
 class Keyspaces:
@@ -192,7 +250,7 @@ class Keyspaces:
         known = self._by_partition
         return known[partition_id] if 0 <= partition_id < len(known) else None
 
-    def min_in_sync(self, row: PartitionRow) -> int:
+    def min_in_sync(self, row: ReplicatedRow) -> int:
         """Return how many in-sync replicas a write to the row needs; ``in_sync`` never shrinks
         below. It counts by the replicas that the row had before the move under way, or has after
         it, if these are fewer.

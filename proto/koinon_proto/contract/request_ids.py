@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 KEY = "koinon-request-id"
@@ -59,6 +61,16 @@ class Handling:
 
 
 handling: ContextVar[Handling | None] = ContextVar("koinon_handling", default=None)
+
+
+@contextmanager
+def handled(request_id: str) -> Iterator[None]:
+    """Let every line that is logged inside have this request id."""
+    before = handling.set(Handling(request_id))
+    try:
+        yield
+    finally:
+        handling.reset(before)
 
 
 def _split(sent: str) -> tuple[str, int]:

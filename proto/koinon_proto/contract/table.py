@@ -17,7 +17,6 @@ from typing import NamedTuple, NewType
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     NotPrimaryError,
-    WrongClusterError,
 )
 from koinon_proto.contract.keyspaces import (
     DEFAULT,
@@ -27,6 +26,7 @@ from koinon_proto.contract.keyspaces import (
     KeyspaceList,
     Keyspaces,
 )
+from koinon_proto.contract.keyspaces import ClusterConfig as ClusterConfig
 
 NodeId = NewType("NodeId", str)
 """A node's name, chosen by its operator and unique in the cluster."""
@@ -93,43 +93,6 @@ class OfflineReason(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterConfig:
-    """Settings that are chosen at bootstrap and replicated with the table. ``partitioner``,
-    ``partition_count``, ``replication_factor``, ``min_in_sync`` and ``max_value_bytes`` are those
-    of the keyspace ``default``; an operator can change the last three later.
-    """
-
-    cluster_id: str
-    partitioner: str
-    partition_count: int
-    replication_factor: int
-    min_in_sync: int
-    bootstrap_nodes: int
-    max_value_bytes: int
-    heartbeat_interval_ms: int = 200
-    session_timeout_ms: int = 1500
-    lease_ms: int = 1000
-    check_quorum_ms: int = 400
-    replica_timeout_ms: int = 1000
-    rereplicate_after_ms: int = 600_000
-    partitioner_fingerprint: bytes = b""
-    """The fingerprint of the partitioner's answers (``koinon_proto.fingerprint``); empty: made by a
-    build that did not record it."""
-
-    def check_id(self, cluster_id: str, *, required: bool = False) -> None:
-        """Refuse a caller of another cluster: addresses are reused. "" names none; it is let in
-        unless an id is ``required``.
-
-        Raises:
-            WrongClusterError
-        """
-        if cluster_id != self.cluster_id and (cluster_id or required):
-            raise WrongClusterError(
-                expected_cluster_id=self.cluster_id, actual_cluster_id=cluster_id
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MoveSettings:
     """The settings by which replicas move. ``bytes_per_second`` bounds what each node receives as a
     new replica (0: no limit), ``moves_per_node`` the moves at once that a node gives to or takes
@@ -155,10 +118,10 @@ class RedisPort(NamedTuple):
 class NodeInfo:
     """One storage node as the table knows it. ``weight`` is its share of partitions, relative to
     the others'. ``registration_digest`` is of the registration that made ``node_epoch``
-    (``registration_digest``): the id itself only the node and the coordinators know; empty where a
-    build before did not say it. ``redis_address`` is where it speaks the Redis protocol; '':
-    nowhere. ``redis_ports``: the same of other keyspaces than ``default``, one each. ``pool``: it
-    takes replicas of the keyspaces of this pool.
+    (``registration_digest``): the id itself only the node and the coordinators know.
+    ``redis_address`` is where it speaks the Redis protocol; '': nowhere. ``redis_ports``: the
+    same of other keyspaces than ``default``, one each. ``pool``: it takes replicas of the
+    keyspaces of this pool.
     """
 
     number: NodeNumber

@@ -107,6 +107,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, default=str)
 
 
+def add_flags(parser: Any) -> None:
+    """Add the flags of a server's log to its parser."""
+    parser.add_argument("--log-format", default="text", help="text or json (%(default)s)")
+    parser.add_argument(
+        "--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)"
+    )
+
+
 def event_and_fields(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     """Return the record's event phrase and its fields, in the template's order.
 

@@ -8,13 +8,20 @@ Processes of Koinon call :func:`protect_streams` before anything else: from then
 writes to standard output and error (prints, tracebacks, warnings, logs) goes through here. No other
 module writes to the streams below (``make check`` holds that), but for ``terminal.Console``, which
 escapes text before it adds colours.
+
+A stream that cannot be written (closed, on a full disk, a pipe that nobody reads) raises
+:class:`OutputError`, by which a program tells this failure from all others. A character that the
+stream's encoding lacks is escaped like one that is not printable.
 """
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 
 def printable(text: str) -> str:
@@ -43,6 +50,62 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+class OutputError(OSError):
+    """Standard output or error could not be written. ``reason`` is the system's, in words.
+
+    ``what`` is the thing that could not be printed, as the subject of a sentence: whoever prints a
+    result sets it, and says in it what was done before.
+    """
+
+    def __init__(self, cause: OSError) -> None:
+        closed = cause.errno == errno.EBADF
+        self.reason = "the output is closed" if closed else cause.strerror or str(cause)
+        self.reader_is_gone = cause.errno == errno.EPIPE
+        self.what = ""
+        super().__init__(self.reason)  # without errno: typer ends by itself at EPIPE
+
+
+class CheckedStream:
+    """A text stream whose failures are OutputErrors; all else is the stream's beneath.
+
+    Args:
+        drops: drop text that cannot be written, now and later. A pipe without a reader fails
+            nevertheless.
+    """
+
+    def __init__(self, beneath: TextIO, *, drops: bool = False) -> None:
+        self.beneath = beneath
+        self._drops = drops
+
+    def write(self, text: str) -> int:
+        try:
+            return self.beneath.write(text)
+        except OSError as error:
+            self._fail(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self.beneath.flush()
+        except OSError as error:
+            self._fail(error)
+
+    def let_go(self) -> None:
+        """Send to nowhere what could not be written: Python tries once more at its end."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.beneath.fileno())
+        os.close(null)
+
+    def _fail(self, error: OSError) -> None:
+        failure = OutputError(error)
+        if failure.reader_is_gone or not self._drops:
+            raise failure from error
+        self.let_go()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.beneath, name)
+
+
 class PrintableStream:
     """A text stream that escapes what is written to it; all else is the stream's beneath.
 
@@ -68,18 +131,50 @@ class PrintableStream:
         return getattr(self.beneath, name)
 
 
-def protect_streams() -> None:
-    """Let all that this process writes to standard output and error be printable."""
+def protect_streams(*, drop_messages: bool = False) -> None:
+    """Let all that this process writes to standard output and error be printable.
+
+    Args:
+        drop_messages: drop what standard error does not take, since the work is worth more than
+            the messages. Servers do not: their log goes on once the disk has room again.
+    """
+    _hold_descriptors()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, PrintableStream):
-            setattr(sys, name, PrintableStream(stream))
+        if isinstance(stream, PrintableStream):
+            continue
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        checked = CheckedStream(stream, drops=drop_messages and name == "stderr")
+        setattr(sys, name, PrintableStream(cast(TextIO, checked)))
+
+
+def _hold_descriptors() -> None:
+    """Open standard streams that the parent process has closed, so that reads and writes fail as
+    they do on a closed file: Python leaves None in their places, and the next file or socket that
+    is opened would get the descriptor, and with it what libraries print to descriptor 1 or 2.
+    """
+    for name, flags, mode in (
+        ("stdin", os.O_WRONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_RDONLY, "w"),
+    ):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, flags)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 def stream_of(stderr: bool = False) -> TextIO:
-    """Return standard output or error as it is beneath the protection: for ``terminal.Console``."""
+    """Return standard output or error as it is beneath the escapes: for ``terminal.Console``."""
     stream = sys.stderr if stderr else sys.stdout
     return stream.beneath if isinstance(stream, PrintableStream) else stream
+
+
+def encodes(text: str) -> bool:
+    """Return whether standard output shows each character of the text as itself."""
+    encoding = stream_of().encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding) == text
 
 
 def goes_to_terminal(*, stderr: bool = False) -> bool:
@@ -98,17 +193,34 @@ def flush() -> None:
     """Send on what standard output and error have kept back.
 
     Raises:
-        BrokenPipeError: who reads it has gone.
+        OutputError: one of them cannot be written.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
 
 
+def let_go() -> None:
+    """Forget what standard output and error have kept back and cannot write."""
+    for stream in map(stream_of, (False, True)):
+        try:
+            stream.flush()
+        except OSError:
+            if isinstance(stream, CheckedStream):
+                stream.let_go()
+
+
 def write_bytes(data: bytes) -> None:
-    """Write exactly these bytes to standard output, which must be no terminal."""
+    """Write exactly these bytes to standard output, which must be no terminal.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
     stream = stream_of()
     if stream.isatty():
         raise ValueError("raw bytes do not go to a terminal")
     stream.flush()
-    stream.buffer.write(data)
-    stream.buffer.flush()
+    try:
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except OSError as error:
+        raise OutputError(error) from error

@@ -37,6 +37,8 @@ _REFUSALS_MAX = 200
 _ALWAYS = (
     *("/koinon.v1.Admin/", "/koinon.v1.Membership/Register", "/koinon.v1.Membership/Leave"),
     *("/koinon.v1.Loads/OpenLoad", "/koinon.v1.Loads/CommitLoad", "/koinon.v1.Loads/AbortLoad"),
+    *("/koinon.v1.Loads/EmptyKeyspace", "redis:FLUSHDB", "redis:FLUSHALL"),
+    "/koinon.v1.Backup/ReleaseCut",  # a backup's data is read from then on
 )
 _SEEN_OFTEN = ("/koinon.v1.Admin/GetStatus", "/koinon.v1.Admin/GetMoves")
 _DATA = ("/koinon.v1.KeyValue/", "/koinon.v1.Bulk/", "redis:")
@@ -63,6 +65,7 @@ class Audit:
         self._data_calls = 0
         self._refusals = LinesPerSecond(_REFUSALS_MAX)
         self._lines: queue.Queue[str | None] = queue.Queue(_WAITING_MAX)
+        self._reopens = False  # before the next line
         self._thread: threading.Thread | None = None
         if not path:
             return
@@ -117,6 +120,10 @@ class Audit:
             with contextlib.suppress(queue.Full):  # the number is gone, which says so
                 self._lines.put_nowait(json.dumps(facts))
 
+    def reopen(self) -> None:
+        """Have the next line open the file by its name: another program may have moved it away."""
+        self._reopens = True
+
     def close(self) -> None:
         """Write what waits, and end."""
         if self._thread is not None:
@@ -131,13 +138,18 @@ class Audit:
             return False
         if outcome in REFUSED:
             return self._refusals.may_log()
+        if method.startswith(_ALWAYS):
+            return method not in _SEEN_OFTEN
         if method.startswith(_DATA):
             before, self._data_calls = self._data_calls, self._data_calls + count
             return bool(self._every) and before // self._every != self._data_calls // self._every
-        return method.startswith(_ALWAYS) and method not in _SEEN_OFTEN
+        return False
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
+            if self._reopens:
+                self._reopens = False
+                self._file.let_go()
             self._file.emit(
                 logging.LogRecord("audit", logging.INFO, "", 0, "%s", (line,), exc_info=None)
             )
@@ -162,6 +174,12 @@ class _Rotating(logging.handlers.RotatingFileHandler):
         if self._failures.may_log():
             unlogged = self._failures.take_unlogged()
             log.exception("audit log cannot be written unlogged=%d", unlogged)
+
+    def let_go(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)

@@ -1,19 +1,26 @@
-"""Finds out who calls, from what the connection has shown and what the access state says of it."""
+"""Finds out who calls, from what the connection has shown and what the access state says of it.
+
+What a caller has shown ends: certificates and tokens have an end, and both may be revoked before.
+So a caller is found for a moment (``Authenticator.who``), and what stays open longer than one call
+keeps it as a ``StandingCaller``, which finds it anew when anything of that changes. Each door of a
+server asks that one, at every command or every ``LOOK_EVERY_S``.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from koinon_proto.contract.access import Access, Permissions
-from koinon_proto.contract.errors import UnauthenticatedError
+from koinon_proto.contract.access import ROOT, Access, Permissions
+from koinon_proto.contract.errors import KoinonError, UnauthenticatedError
 from koinon_proto.contract.table import Table
 from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.bundle import principal_in
 from koinon_proto.security.names import Kind, Principal
-from koinon_proto.security.trust import Trust
+from koinon_proto.security.trust import Trust, not_valid
 
 _BEARER = "Bearer "
 _PLAIN = [b"insecure"]
@@ -22,13 +29,16 @@ _PLAIN = [b"insecure"]
 _KNOWN_MAX = 4_096
 PATIENCE_S = 5.0
 """In which a client opens another connection, and ends what is under way on the one before."""
-_LOOK_AGAIN_S = 10
+LOOK_EVERY_S = 0.2
+"""Seconds between two checks whether callers of open connections and streams are still let in."""
+Version = tuple[int, int]
+"""Of the access state, and of the trusted authorities."""
 _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(principal_in)
 
 
 class Authenticator:
     """The callers of one server. ``access`` returns the access state as it is now, ``table`` the
-    table, by which refusals and the audit log name keyspaces.
+    table, by which refusals and the audit log name keyspaces; ``now`` the unix time in seconds.
     """
 
     def __init__(
@@ -38,11 +48,13 @@ class Authenticator:
         takes_tls: bool,
         trust: Trust | None = None,
         table: Callable[[], Table | None] = lambda: None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._access = access
         self._table = table
         self._takes_tls = takes_tls
         self._trust = trust or Trust()
+        self.now = now
         self.unidentified = {"grpc": 0, "redis": 0, "frames": 0}
         """Calls, commands and streams of frames, let in from callers that have shown nothing."""
 
@@ -52,16 +64,9 @@ class Authenticator:
         return table.keyspaces.name_of(keyspace_id) if table is not None else ""
 
     @property
-    def version(self) -> tuple[int, int]:
+    def version(self) -> Version:
         """Changes when callers may have other permissions than before, or none."""
         return self._access().version, self._trust.version
-
-    @property
-    def stamp(self) -> tuple[int, int, int]:
-        """Changes when what was found out of a caller should be found out anew: with the access
-        state or the trusted authorities, and now and then, since tokens end.
-        """
-        return *self.version, int(time.monotonic()) // _LOOK_AGAIN_S
 
     def caller(self, context: Any, *, stays: bool = False) -> Caller:
         """Return who makes a call of gRPC. ``stays``: a stream, which ends at once when the
@@ -86,9 +91,22 @@ class Authenticator:
             stays=stays,
         )
 
+    def named(self, user: str) -> Caller:
+        """Return the user of this name, whom a node has let in; never ``root``.
+
+        Raises:
+            UnauthenticatedError: there is none, or it is let in no longer.
+        """
+        access = self._access()
+        if user == ROOT or (fault := access.fault_of(user)):
+            raise UnauthenticatedError(
+                reason="no commands of root are passed on" if user == ROOT else fault
+            )
+        return self._made(Principal(Kind.USER, user), access.permissions_of(user), math.inf)
+
     def is_trusted(self, certificate: bytes, chain: bytes = b"") -> bool:
-        """Return whether a connection could still be opened by the certificate."""
-        return self._trust.holds(certificate, chain)
+        """Return whether an authority that is trusted now has issued the certificate."""
+        return self._trust.valid_until_s(certificate, chain) > 0
 
     def who(
         self,
@@ -97,54 +115,113 @@ class Authenticator:
         chain: bytes = b"",
         *,
         stays: bool = False,
+        by_token: bool = False,
     ) -> Caller:
-        """Return who shows this certificate (PEM or DER; None: none) and, where it names no user,
-        this token. ``chain`` (PEM) is what is between the certificate and its authority. After a
-        change of authorities, those of before are taken for ``PATIENCE_S``, unless it ``stays``.
+        """Return who shows this certificate (PEM or DER; None: none) and, where it names no user or
+        the token is to say it (``by_token``), this token. ``chain`` (PEM) is what is between the
+        certificate and its authority. After a change of authorities, those of before are taken for
+        ``PATIENCE_S``, unless it ``stays``.
 
         Raises:
             UnauthenticatedError: it says nothing, or is taken no longer.
         """
-        access, principal = self._access(), Principal(Kind.CLIENT)
+        access, principal, until_s = self._access(), Principal(Kind.CLIENT), math.inf
         if certificate is not None:
-            known = _certificates(certificate)
-            if known is None:
-                raise UnauthenticatedError(
-                    reason="the certificate names nobody of a Koinon cluster"
-                )
-            if access.is_revoked(known.serial):
-                raise UnauthenticatedError(reason=f"the certificate of {known} was revoked")
-            if not self._trust.holds(certificate, chain) and self._is_over(stays):
+            principal, until_s = self._shown_by(access, certificate, chain, stays=stays)
+        if by_token or principal.kind is Kind.CLIENT:
+            return self._by_token(access, token(), until_s)
+        if principal.kind is not Kind.USER:
+            return self._made(principal, Permissions.NONE, until_s)
+        if fault := access.fault_of(principal.name, principal.issued_at_s):
+            raise UnauthenticatedError(reason=fault)
+        permissions = access.permissions_of(principal.name, principal.issued_at_s)
+        return self._made(principal, permissions, until_s)
+
+    def _shown_by(
+        self, access: Access, certificate: bytes, chain: bytes, *, stays: bool
+    ) -> tuple[Principal, float]:
+        """Return whom the certificate names, and the unix time until which it is taken."""
+        known, now_s = _certificates(certificate), self.now()
+        if known is None:
+            raise UnauthenticatedError(reason="the certificate names nobody of a Koinon cluster")
+        if access.is_revoked(known.serial):
+            raise UnauthenticatedError(reason=f"the certificate of {known} was revoked")
+        until_s = self._trust.valid_until_s(certificate, chain)
+        if not until_s:
+            patience_s = 0.0 if stays else PATIENCE_S - self._trust.unchanged_s
+            if patience_s <= 0:
                 raise UnauthenticatedError(
                     reason=f"the authority of the certificate of {known} is trusted no more"
                 )
-            principal = known
-        if principal.kind is Kind.CLIENT:
-            return self._by_token(access, principal, token())
-        if principal.kind is not Kind.USER:
-            return self._made(principal, Permissions.NONE)
-        if fault := access.fault_of(principal.name, principal.issued_at_s):
-            raise UnauthenticatedError(reason=fault)
-        return self._made(principal, access.permissions_of(principal.name, principal.issued_at_s))
+            until_s = now_s + patience_s
+        until_s = min(until_s, known.valid_until_s)
+        if until_s <= now_s:
+            raise not_valid(known, now_s, "the server's clock", until_s)
+        return known, until_s
 
-    def _made(self, principal: Principal, permissions: Permissions) -> Caller:
-        return Caller(principal, permissions, self.keyspace_name)
+    def _made(self, principal: Principal, permissions: Permissions, until_s: float) -> Caller:
+        return Caller(principal, permissions, self.keyspace_name, until_s)
 
-    def _is_over(self, stays: bool) -> bool:
-        """Return whether a client had time to open another connection."""
-        return stays or self._trust.unchanged_s >= PATIENCE_S
-
-    def _by_token(self, access: Access, principal: Principal, token: str) -> Caller:
+    def _by_token(self, access: Access, text: str, until_s: float) -> Caller:
         """Return whose token this is; a caller without permissions where there is none."""
-        if not token:
-            return self._made(principal, Permissions.NONE)
-        user = access.user_of_token(token, time.time())
-        if user is None:
+        if not text:
+            return self._made(Principal(Kind.CLIENT), Permissions.NONE, until_s)
+        token = access.token_of(text, self.now())
+        if token is None:
             raise UnauthenticatedError(
                 reason="the token is not known, was revoked, or is over: take another one "
                 "(`koinon admin tokens create` makes one)"
             )
-        return self._made(Principal(Kind.USER, user), access.permissions_of(user))
+        until_s = min(until_s, token.expires_s or until_s)
+        return self._made(
+            Principal(Kind.USER, token.user), access.permissions_of(token.user), until_s
+        )
+
+
+class StandingCaller:
+    """The caller of a connection or a stream that stays open. ``find`` finds it, and raises
+    UnauthenticatedError where it is let in no longer. Without a ``gate`` it need not say who it is.
+    """
+
+    def __init__(
+        self, gate: Authenticator | None = None, find: Callable[[], Caller] = lambda: ANYBODY
+    ) -> None:
+        self._gate = gate
+        self._find = find
+        self._caller = ANYBODY  # as it was found at this version, until that time:
+        self._version: Version | None = None
+        self._until_s = 0.0
+        self.fault: KoinonError | None = None  # why it is let in no longer
+
+    def is_stale(self, version: Version, now_s: float) -> bool:
+        """Return whether the caller has to be found anew. ``version`` and ``now_s`` are the gate's:
+        who looks at many asks for them once.
+        """
+        return self._gate is not None and (version != self._version or now_s >= self._until_s)
+
+    def current(self) -> Caller:
+        """Return the caller, as it is now.
+
+        Raises:
+            UnauthenticatedError: it is let in no longer.
+        """
+        gate = self._gate
+        if gate is None:
+            return ANYBODY
+        if self.is_stale(version := gate.version, gate.now()):
+            self._version, self._until_s, self.fault = version, math.inf, None
+            try:
+                self._caller = self._find()
+                self._until_s = self._caller.valid_until_s
+            except KoinonError as error:
+                self.fault = error
+        if self.fault is not None:
+            raise self.fault.with_traceback(None)
+        return self._caller
+
+    def forget(self) -> None:
+        """Have the caller found anew: it has shown something else."""
+        self._version = None
 
 
 def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

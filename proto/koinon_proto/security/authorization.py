@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from koinon_proto.contract.access import Action, Permissions
 from koinon_proto.contract.bulk_loads import owner_digest
-from koinon_proto.contract.errors import PermissionDeniedError
+from koinon_proto.contract.errors import (
+    ConditionFailedError,
+    KoinonError,
+    PermissionDeniedError,
+)
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.security.names import Kind, Principal
 
@@ -45,7 +50,8 @@ def _no_name(_: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Caller:
     """A caller. ``principal`` None: it need not say, on a plain connection. ``keyspace_name``
-    returns how refusals name a keyspace, by its id; '': it is not known.
+    returns how refusals name a keyspace, by its id; '': it is not known. ``valid_until_s``: the
+    unix time at which it has to be found anew, since what it has shown ends then.
 
     Its methods are the only ones that ask ``permissions`` (a test sees to that). Each that is about
     keys takes the id of the keyspace that they lie in, so no check can leave it out.
@@ -54,6 +60,7 @@ class Caller:
     principal: Principal | None
     permissions: Permissions
     keyspace_name: Callable[[int], str] = field(default=_no_name, compare=False, repr=False)
+    valid_until_s: float = math.inf
 
     @property
     def name(self) -> str:
@@ -97,16 +104,34 @@ class Caller:
         if refused is not None:
             raise self.denied(action, self._in(f"key {refused!r}", keyspace_id))
 
-    def check_rows(self, action: Action, keyspace_id: int, keys: Sequence[bytes]) -> None:
-        """As ``check_keys``, of a request whose rows have these keys: the error says which."""
+    def check_rows(
+        self,
+        action: Action,
+        keyspace_id: int,
+        keys: Sequence[bytes],
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        """As ``check_keys``, of a request whose rows have these keys: the error says which are
+        refused. ``rows``: those that need the action; None: all.
+        """
+        asked = keys if rows is None else [keys[row] for row in rows]
         try:
-            self.check_keys(action, keyspace_id, keys)
+            self.check_keys(action, keyspace_id, asked)
         except PermissionDeniedError as error:
             held = self.permissions.in_keyspace(keyspace_id)
-            if held.allows_some(action):
-                refused = (row for row, key in enumerate(keys) if not held.allows(action, key))
+            if held.allows_some(action) or len(asked) < len(keys):
+                needing = range(len(keys)) if rows is None else rows
+                refused = (row for row in needing if not held.allows(action, keys[row]))
                 error.rows = tuple(islice(refused, _ROWS_NAMED_MAX))
             raise
+
+    def told(self, error: KoinonError, keyspace_id: int, key: bytes) -> KoinonError:
+        """Return a write's error as this caller may be told it: the version of a record that is
+        there is for who may read its key.
+        """
+        if isinstance(error, ConditionFailedError) and not self.may(Action.READ, keyspace_id, key):
+            return replace(error, current_version=0, version_hidden=True)
+        return error
 
     def check_prefix(self, action: Action, keyspace_id: int, prefix: bytes) -> None:
         """Raise PermissionDeniedError unless the action is allowed on all that begins so."""
@@ -122,6 +147,11 @@ class Caller:
         """The user that calls; "" where callers need not say who they are."""
         principal = self.principal
         return principal.name if principal is not None and principal.kind is Kind.USER else ""
+
+    @property
+    def is_node(self) -> bool:
+        """True if it is a node that calls."""
+        return self.principal is not None and self.principal.kind is Kind.NODE
 
     def check_load(self, load_id: int, digest: bytes, keyspace_id: int) -> None:
         """Raise PermissionDeniedError unless the caller may do all that operators may, or the bulk

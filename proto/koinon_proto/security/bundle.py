@@ -116,8 +116,12 @@ def _principal_of(certificate: object) -> Principal | None:
     known = who(names.get_values_for_type(x509.UniformResourceIdentifier))
     if known is None:
         return None
-    issued_at_s = int(certificate.not_valid_before_utc.timestamp())
-    return Principal(*known, serial=certificate.serial_number, issued_at_s=issued_at_s)
+    return Principal(
+        *known,
+        serial=certificate.serial_number,
+        issued_at_s=int(certificate.not_valid_before_utc.timestamp()),
+        valid_until_s=certificate.not_valid_after_utc.timestamp(),
+    )
 
 
 class BundleFile:
@@ -152,6 +156,11 @@ class BundleFile:
                     self._seen = stamp
                     self._take_over()
         return self._bundle
+
+    def look_at_once(self) -> None:
+        """Read the file now if it has changed, and not only when somebody next asks."""
+        self._look_at = 0.0
+        self.current()
 
     def _take_over(self) -> None:
         try:

@@ -6,6 +6,7 @@ of addresses. Both stand among a certificate's subject alternative names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,17 +32,23 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who has shown who it is. ``serial`` is the certificate's, ``issued_at_s`` the unix
-    time from which it holds; both are 0 for who has shown a token.
+    """Somebody who has shown who it is. ``serial`` is the certificate's, ``issued_at_s`` and
+    ``valid_until_s`` are the unix times between which it holds; they are 0 and endless for who has
+    shown a token.
     """
 
     kind: Kind
     name: str = ""
     serial: int = 0
     issued_at_s: int = 0
+    valid_until_s: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.name else f"a {self.kind} without a token"
+
+    def is_valid(self, now_s: float) -> bool:
+        """Return whether its certificate is good at this unix time."""
+        return self.issued_at_s <= now_s < self.valid_until_s
 
 
 def node_name(node_id: str) -> str:

@@ -3,7 +3,8 @@
 No other module opens one (a test sees to that). Who listens has a ``Listening``, who connects a
 ``Dialing``. Both read their identity file again when it changes: what is opened after that goes by
 the new one. What stands goes on, unless the authority of its certificate is trusted no more
-(``authentication``).
+(``authentication``). Channels go straight to their address, past any proxy that the environment
+names.
 
 How TLS is turned on while a cluster serves (the modes are MongoDB's ``tlsMode``):
 
@@ -23,6 +24,7 @@ import socket
 import ssl
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -30,16 +32,20 @@ from typing import Any
 
 import grpc
 
-from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.errors import CertificateNotValidError, ConfigurationError
 from koinon_proto.security.bundle import Bundle, BundleFile
 from koinon_proto.security.names import Kind
 from koinon_proto.security.plain_or_tls import PlainOrTls, is_tls
+from koinon_proto.security.trust import not_valid
 
 Options = Sequence[tuple[str, Any]]
 
 BUNDLE_VARIABLE = "KOINON_TLS_BUNDLE"
 TOKEN_FILE_VARIABLE, TOKEN_VARIABLE = "KOINON_TOKEN_FILE", "KOINON_TOKEN"
 _TOKEN_CHARS_MAX = 256
+_DIRECT: tuple[str, Any] = ("grpc.enable_http_proxy", 0)
+"""Without it gRPC's core sends a channel to the proxy that ``http_proxy``, ``https_proxy`` or
+``grpc_proxy`` names, and other connections of the same cluster go direct."""
 
 
 class Mode(StrEnum):
@@ -77,16 +83,24 @@ class Dialing:
         self._bundle.current()
         return self._bundle.version
 
+    def certificate_fault(self) -> CertificateNotValidError | None:
+        """Return why no server takes this process's own certificate now, by this machine's clock;
+        None: it is good, or there is none.
+        """
+        if self._bundle is None or (own := self._bundle.current().principal).is_valid(time.time()):
+            return None
+        return not_valid(own, time.time(), "this machine's clock")
+
     def channel(self, address: str, name: str, options: Options) -> grpc.Channel:
         """Open a channel for blocking calls to the server of that name (security.names)."""
-        credentials = self._channel_credentials()
+        credentials, options = self._channel_credentials(), (*options, _DIRECT)
         if credentials is None:
             return grpc.insecure_channel(address, options=options)
         return grpc.secure_channel(address, credentials, options=_checking(options, name))
 
     def aio_channel(self, address: str, name: str, options: Options) -> grpc.aio.Channel:
         """Open a channel on the running event loop."""
-        credentials = self._channel_credentials()
+        credentials, options = self._channel_credentials(), (*options, _DIRECT)
         if credentials is None:
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, credentials, options=_checking(options, name))
@@ -233,6 +247,11 @@ class Listening:
             self._doors.append(door)
             port = door.port
         return port
+
+    def read_again(self) -> None:
+        """Take over an identity file that was replaced, at once."""
+        if self.bundle is not None:
+            self.bundle.look_at_once()
 
     def close(self) -> None:
         """Take no more connections at ports that take both kinds."""

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from koinon_proto.process.measures import Family, labelled
+from koinon_proto.server.admission import Lane
 from koinon_proto.server.guard import Guard
 
-_LANE = ("lane",)
-_BYTES = ("lane", "direction")
+_BY_LANE: tuple[tuple[str, str, Callable[[Lane], int | dict[str, int]]], ...] = (
+    (
+        "koinon_admitted_calls",
+        "Calls that were admitted and whose answers have not left.",
+        lambda lane: lane.all.calls,
+    ),
+    (
+        "koinon_waiting_calls",
+        "Calls whose messages are not received yet, because others hold the room.",
+        lambda lane: lane.waiting,
+    ),
+    (
+        "koinon_admitted_bytes",
+        "Bytes that admitted calls hold, or have reserved.",
+        lambda lane: {"request": lane.all.request_bytes, "answer": lane.all.reply_bytes},
+    ),
+    (
+        "koinon_admitted_bytes_limit",
+        "How many of these there may be.",
+        lambda lane: {
+            "request": lane.limits.all.request_bytes,
+            "answer": lane.limits.all.reply_bytes,
+        },
+    ),
+)
+"""Gauges: name, meaning, and the value of a lane, or its values by direction."""
 
 
 def families(guard: Guard) -> Iterator[Family]:
     """Return the families of a server's guard. On the event loop."""
-    lanes = guard.lanes.items()
-    yield labelled(
-        "koinon_admitted_calls",
-        "gauge",
-        "Calls that were admitted and whose answers have not left.",
-        _LANE,
-        {(name,): lane.all.calls for name, lane in lanes},
-    )
-    yield labelled(
-        "koinon_waiting_calls",
-        "gauge",
-        "Calls whose messages are not received yet, because others hold the room.",
-        _LANE,
-        {(name,): lane.waiting for name, lane in lanes},
-    )
-    yield labelled(
-        "koinon_admitted_bytes",
-        "gauge",
-        "Bytes that admitted calls hold, or have reserved.",
-        _BYTES,
-        {
-            (name, direction): size
-            for name, lane in lanes
-            for direction, size in (
-                ("request", lane.all.request_bytes),
-                ("answer", lane.all.reply_bytes),
-            )
-        },
-    )
-    yield labelled(
-        "koinon_admitted_bytes_limit",
-        "gauge",
-        "How many of these there may be.",
-        _BYTES,
-        {
-            (name, direction): limit
-            for name, lane in lanes
-            for direction, limit in (
-                ("request", lane.limits.all.request_bytes),
-                ("answer", lane.limits.all.reply_bytes),
-            )
-        },
-    )
+    for name, meaning, read in _BY_LANE:
+        labels: tuple[str, ...] = ("lane",)
+        values: dict[tuple[str, ...], int] = {}
+        for lane_name, lane in guard.lanes.items():
+            found = read(lane)
+            if isinstance(found, int):
+                values[lane_name,] = found
+                continue
+            labels = ("lane", "direction")
+            values |= {(lane_name, direction): size for direction, size in found.items()}
+        yield labelled(name, "gauge", meaning, labels, values)
     yield labelled(
         "koinon_unidentified_total",
         "counter",
@@ -70,7 +63,7 @@ def families(guard: Guard) -> Iterator[Family]:
         ("lane", "reason"),
         {
             (name, reason.value): count
-            for name, lane in lanes
+            for name, lane in guard.lanes.items()
             for reason, count in lane.refusals.items()
         },
     )

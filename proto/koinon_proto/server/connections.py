@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 60, 10, 3
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -33,6 +35,17 @@ def peer_name(address: Any) -> str:
         return "unknown"
     host, port = address[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def probe_when_idle(sock: socket.socket) -> None:
+    """Find out when a peer is gone that does not say so."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (
+        (socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S),
+        (socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S),
+        (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
 
 
 def close_connection(peer: str) -> bool:

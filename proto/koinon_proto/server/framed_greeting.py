@@ -18,8 +18,8 @@ NOT_KNOWN = b"-ERR unknown command"
 END_OF_LINE = b"\r\n"
 HEARTBEATS_COMMAND = b"KOINON.HEARTBEATS 1" + END_OF_LINE
 """By it a node asks a coordinator's peer port for a stream."""
-HEARTBEAT_BYTES_MAX = 128 * 1024
-"""Of a heartbeat in a frame. A node that has more to say does so by gRPC."""
+FIRST_HEARTBEAT_BYTES_MAX = 128 * 1024
+"""Of the first heartbeat on a connection, which a stranger may have sent."""
 _ANSWER_BYTES_MAX = 16 * 1024
 
 

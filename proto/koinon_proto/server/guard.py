@@ -27,7 +27,13 @@ from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.process.rounds import until_round_s
 from koinon_proto.security import method_permissions
 from koinon_proto.security.audit import NO_AUDIT, OK, Audit
-from koinon_proto.security.authentication import Authenticator, open_gate
+from koinon_proto.security.authentication import (
+    LOOK_EVERY_S,
+    Authenticator,
+    StandingCaller,
+    Version,
+    open_gate,
+)
 from koinon_proto.security.authorization import Caller, Concern, caller, concern
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
@@ -41,7 +47,7 @@ _CONTROL = (
     *("/koinon.v1.Admin/", "/koinon.v1.TableService/WatchTable", "/grpc."),
 )
 """The beginnings of the methods in the lane for control: members, operators, health checks."""
-_TICK_S, _BUSY_TICK_S = 0.5, 0.1
+_BUSY_TICK_S = 0.1
 _TRIM_ABOVE_BYTES = 64 << 20
 _QUIET_BYTES = 4 << 20
 _LINES_MAX = 5
@@ -66,9 +72,10 @@ class Guard:
     ) -> None:
         self._audit = audit
         self._gate = gate or open_gate()
-        self._gate_version = self._gate.version
-        self.on_callers_changed: list[Callable[[], None]] = []
-        """Called when what callers may do has changed, or who is trusted."""
+        self.look_at_callers: list[Callable[[Version, float], None]] = [self._check_streams]
+        """Called every ``LOOK_EVERY_S`` with the gate's version and time: each ends what is open
+        and whose caller may no longer have it.
+        """
         self._streams: dict[asyncio.Task[Any], _StreamContext] = {}  # under way
         self.data = Lane(data)
         self.control = Lane(control)
@@ -157,14 +164,14 @@ class Guard:
             call = lane.call(context.peer())
             context.add_done_callback(call.ended)
             admission.handling.set(call)
-            guarded_context = _StreamContext(context, call, parse)
+            guarded_context = _StreamContext(path, context, call, parse, self._gate)
             task = asyncio.current_task()
             assert task is not None
             self._streams[task] = guarded_context
             try:
-                guarded_context.check(path, self._gate)
-                assert guarded_context.caller is not None
-                if guarded_context.caller.principal is None:
+                found = guarded_context.check()
+                caller.set(found)
+                if found.principal is None:
                     self._gate.unidentified["grpc"] += 1
                 if handler.request_streaming:
                     given: Any = _messages(guarded_context)
@@ -232,24 +239,23 @@ class Guard:
             return noted.keyspace
         return self._gate.keyspace_name(noted.keyspace) or f"id:{noted.keyspace}"
 
-    def _check_streams(self) -> None:
+    def _check_streams(self, version: Version, now_s: float) -> None:
         """End the streams of callers that may no longer have them."""
         for task, context in list(self._streams.items()):
-            try:
-                context.check(context.path, self._gate)
-            except KoinonError as error:
-                context.fault = error
-                task.cancel()
+            if context.standing.is_stale(version, now_s):
+                try:
+                    context.check()
+                except KoinonError as error:
+                    context.fault = error
+                    task.cancel()
 
     def _tick(self) -> None:
         """Look after calls that are stuck and memory that is free, now and again soon."""
-        if self._gate_version != (version := self._gate.version):
-            self._gate_version = version
-            self._check_streams()
-            for tell in self.on_callers_changed:
-                tell()
+        version, now_s = self._gate.version, self._gate.now()
+        for look in self.look_at_callers:
+            look(version, now_s)
         lanes = self.lanes.values()
-        tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else _TICK_S
+        tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else LOOK_EVERY_S
         loop = asyncio.get_running_loop()
         self._ticking = loop.call_later(until_round_s(loop.time(), tick_s), self._tick)
         for lane in lanes:
@@ -270,22 +276,29 @@ class Guard:
 class _StreamContext:
     """A stream's context whose first message has to be admitted like any other."""
 
-    def __init__(self, context: Any, call: Call, parse: Callable[[Any, Any], Any]) -> None:
+    def __init__(
+        self,
+        path: str,
+        context: Any,
+        call: Call,
+        parse: Callable[[Any, Any], Any],
+        gate: Authenticator,
+    ) -> None:
+        self.standing = StandingCaller(gate, lambda: gate.caller(context, stays=True))
+        self._path = path
         self._context = context
         self._call = call
         self._parse = parse
         self._is_first = True
         self.caller: Caller | None = None
         self._rule = method_permissions.Rule()
-        self.path = ""
         self.fault: KoinonError | None = None  # why the caller may no longer have it
 
-    def check(self, path: str, gate: Authenticator) -> None:
-        """Find out who calls; raise KoinonError unless it may."""
-        self.path = path
-        self.caller = found = gate.caller(self._context, stays=True)
-        self._rule = method_permissions.check(path, found)
-        caller.set(found)
+    def check(self) -> Caller:
+        """Authenticate and authorize the caller; return it, or raise KoinonError."""
+        self.caller = found = self.standing.current()
+        self._rule = method_permissions.check(self._path, found)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

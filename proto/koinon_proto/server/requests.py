@@ -160,6 +160,17 @@ def log_slow_after(after_ms: int) -> None:
     slow.after_s = after_ms / 1000 if after_ms > 0 else float("inf")
 
 
+def add_flag(parser: Any) -> None:
+    """Add the flag of ``log_slow_after`` to a server's parser."""
+    parser.add_argument(
+        "--slow-request-ms",
+        type=int,
+        default=SLOW_MS,
+        metavar="MS",
+        help="requests that take so long are logged; 0: none (%(default)s)",
+    )
+
+
 def method_of(servicer: type, name: str, *, stream: bool = False) -> Method:
     """Return the method of this name of a servicer's class. Its service is named by the generated
     base class (``KeyValueServicer``), or by the class itself without "Service".

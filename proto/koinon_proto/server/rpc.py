@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import re
 import resource
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar, cast
@@ -18,8 +17,9 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from koinon_proto.contract import bounds, cluster_errors, convert, errors
+from koinon_proto.contract import bounds, convert, errors
 from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors_gen import KINDS
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.server import requests
 from koinon_proto.server.requests import Method, Request
@@ -27,49 +27,6 @@ from koinon_proto.server.requests import Method, Request
 log = logging.getLogger(__name__)
 
 Code = grpc.StatusCode
-_CODES: dict[type[KoinonError], grpc.StatusCode] = {
-    errors.InvalidArgumentError: Code.INVALID_ARGUMENT,
-    errors.WrongPartitionError: Code.INVALID_ARGUMENT,
-    errors.ConfigurationError: Code.FAILED_PRECONDITION,
-    errors.ConditionFailedError: Code.ABORTED,
-    errors.CheckFailedError: Code.ABORTED,
-    errors.NotPrimaryError: Code.FAILED_PRECONDITION,
-    errors.TableBehindError: Code.UNAVAILABLE,
-    errors.LeaseExpiredError: Code.UNAVAILABLE,
-    cluster_errors.FencedEpochError: Code.FAILED_PRECONDITION,
-    cluster_errors.PlanStaleError: Code.FAILED_PRECONDITION,
-    cluster_errors.LoadClosedError: Code.FAILED_PRECONDITION,
-    cluster_errors.LoadIncompleteError: Code.FAILED_PRECONDITION,
-    errors.NotANumberError: Code.FAILED_PRECONDITION,
-    errors.NumberOverflowError: Code.OUT_OF_RANGE,
-    errors.PartitionOfflineError: Code.UNAVAILABLE,
-    errors.ClusterNotReadyError: Code.UNAVAILABLE,
-    errors.WrongClusterError: Code.FAILED_PRECONDITION,
-    errors.UnsupportedVersionError: Code.FAILED_PRECONDITION,
-    cluster_errors.NotLeaderError: Code.FAILED_PRECONDITION,
-    cluster_errors.DuplicateNodeError: Code.ALREADY_EXISTS,
-    cluster_errors.UnknownNodeError: Code.NOT_FOUND,
-    cluster_errors.NodeFencedError: Code.FAILED_PRECONDITION,
-    cluster_errors.RegistrationPendingError: Code.UNAVAILABLE,
-    cluster_errors.MembershipChangeError: Code.FAILED_PRECONDITION,
-    errors.UnknownKeyspaceError: Code.NOT_FOUND,
-    cluster_errors.KeyspaceChangeError: Code.FAILED_PRECONDITION,
-    errors.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
-    errors.QuotaExceededError: Code.RESOURCE_EXHAUSTED,
-    errors.ReplyTooLargeError: Code.OUT_OF_RANGE,
-    errors.StorageFullError: Code.RESOURCE_EXHAUSTED,
-    errors.NotEnoughReplicasError: Code.UNAVAILABLE,
-    errors.UnavailableError: Code.UNAVAILABLE,
-    errors.UnknownFateError: Code.UNKNOWN,
-    errors.UnauthenticatedError: Code.UNAUTHENTICATED,
-    errors.PermissionDeniedError: Code.PERMISSION_DENIED,
-}
-
-_OUTCOMES = {
-    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
-    for kind in _CODES
-}
-
 CONNECTIONS_MAX = 8_192
 COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -162,7 +119,7 @@ def _typed(handler: Handler, *, stream: bool) -> Handler:
 
 def outcome_of(error: KoinonError) -> str:
     """Return what metrics and logs call a request that ended with ``error``: ``not_primary``."""
-    return _OUTCOMES.get(type(error), requests.INTERNAL)
+    return KINDS.get(type(error), (requests.INTERNAL, ""))[0]
 
 
 def bounded(calls_max: int) -> Callable[[Handler], Handler]:
@@ -192,7 +149,8 @@ def bounded(calls_max: int) -> Callable[[Handler], Handler]:
 
 def code_of(error: Exception) -> grpc.StatusCode:
     """Return the status of a call that ends with the error."""
-    return _CODES.get(cast("type[KoinonError]", type(error)), Code.INTERNAL)
+    _, status = KINDS.get(cast("type[KoinonError]", type(error)), ("", "INTERNAL"))
+    return Code.__members__[status]
 
 
 async def abort(context: Any, error: Exception) -> None:

@@ -24,6 +24,7 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_VIEW: _ClassVar[Action]
     ACTION_OPERATE: _ClassVar[Action]
     ACTION_ACCESS: _ClassVar[Action]
+    ACTION_BACKUP: _ClassVar[Action]
 GRANT_EFFECT_UNSPECIFIED: GrantEffect
 GRANT_EFFECT_ALLOW: GrantEffect
 GRANT_EFFECT_DENY: GrantEffect
@@ -36,6 +37,7 @@ ACTION_FEED: Action
 ACTION_VIEW: Action
 ACTION_OPERATE: Action
 ACTION_ACCESS: Action
+ACTION_BACKUP: Action
 
 class Grant(_message.Message):
     __slots__ = ("effect", "actions", "prefix", "keyspace_id")

@@ -60,7 +60,7 @@ class NodeSession(_message.Message):
     def __init__(self, node_number: _Optional[int] = ..., live: bool = ..., heard_ms_ago: _Optional[int] = ..., stats: _Optional[_Union[_membership_pb2.NodeStats, _Mapping]] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("member_id", "is_leader", "leader_id", "leader_address", "term", "commit_index", "applied_index", "coordinators", "sessions", "table", "lease_ms", "session_timeout_ms", "elections", "tls_mode", "open_addresses")
+    __slots__ = ("member_id", "is_leader", "leader_id", "leader_address", "term", "commit_index", "applied_index", "coordinators", "sessions", "table", "lease_ms", "session_timeout_ms", "elections", "tls_mode", "open_addresses", "disk_free_bytes", "disk_bytes", "room_waits", "advertised_address")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,10 @@ class ClusterStatus(_message.Message):
     ELECTIONS_FIELD_NUMBER: _ClassVar[int]
     TLS_MODE_FIELD_NUMBER: _ClassVar[int]
     OPEN_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROOM_WAITS_FIELD_NUMBER: _ClassVar[int]
+    ADVERTISED_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     is_leader: bool
     leader_id: str
@@ -91,7 +95,25 @@ class ClusterStatus(_message.Message):
     elections: RecentElections
     tls_mode: str
     open_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., elections: _Optional[_Union[RecentElections, _Mapping]] = ..., tls_mode: _Optional[str] = ..., open_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    disk_free_bytes: int
+    disk_bytes: int
+    room_waits: _containers.RepeatedCompositeFieldContainer[RoomWait]
+    advertised_address: str
+    def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., elections: _Optional[_Union[RecentElections, _Mapping]] = ..., tls_mode: _Optional[str] = ..., open_addresses: _Optional[_Iterable[str]] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., room_waits: _Optional[_Iterable[_Union[RoomWait, _Mapping]]] = ..., advertised_address: _Optional[str] = ...) -> None: ...
+
+class RoomWait(_message.Message):
+    __slots__ = ("node_number", "moves", "needs_bytes", "has_bytes", "limit")
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HAS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    node_number: int
+    moves: int
+    needs_bytes: int
+    has_bytes: int
+    limit: str
+    def __init__(self, node_number: _Optional[int] = ..., moves: _Optional[int] = ..., needs_bytes: _Optional[int] = ..., has_bytes: _Optional[int] = ..., limit: _Optional[str] = ...) -> None: ...
 
 class RecentElections(_message.Message):
     __slots__ = ("leader_changes", "terms", "watched_ms", "quiet_ms")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Error(_message.Message):
-    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch", "load_closed", "load_incomplete", "not_a_number", "number_overflow", "unauthenticated", "permission_denied", "check_failed", "unknown_keyspace", "keyspace_change", "quota_exceeded")
+    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch", "load_closed", "load_incomplete", "not_a_number", "number_overflow", "unauthenticated", "permission_denied", "check_failed", "unknown_keyspace", "keyspace_change", "quota_exceeded", "cut_failed", "backup_stopped", "snapshot_needed", "history_branched", "certificate_not_valid", "deadline_passed")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,12 @@ class Error(_message.Message):
     UNKNOWN_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_CHANGE_FIELD_NUMBER: _ClassVar[int]
     QUOTA_EXCEEDED_FIELD_NUMBER: _ClassVar[int]
+    CUT_FAILED_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_BRANCHED_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_NOT_VALID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_PASSED_FIELD_NUMBER: _ClassVar[int]
     message: str
     invalid_argument: InvalidArgumentError
     condition_failed: ConditionFailedError
@@ -82,7 +88,13 @@ class Error(_message.Message):
     unknown_keyspace: UnknownKeyspaceError
     keyspace_change: KeyspaceChangeError
     quota_exceeded: QuotaExceededError
-    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ..., load_closed: _Optional[_Union[LoadClosedError, _Mapping]] = ..., load_incomplete: _Optional[_Union[LoadIncompleteError, _Mapping]] = ..., not_a_number: _Optional[_Union[NotANumberError, _Mapping]] = ..., number_overflow: _Optional[_Union[NumberOverflowError, _Mapping]] = ..., unauthenticated: _Optional[_Union[UnauthenticatedError, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDeniedError, _Mapping]] = ..., check_failed: _Optional[_Union[CheckFailedError, _Mapping]] = ..., unknown_keyspace: _Optional[_Union[UnknownKeyspaceError, _Mapping]] = ..., keyspace_change: _Optional[_Union[KeyspaceChangeError, _Mapping]] = ..., quota_exceeded: _Optional[_Union[QuotaExceededError, _Mapping]] = ...) -> None: ...
+    cut_failed: CutFailedError
+    backup_stopped: BackupStoppedError
+    snapshot_needed: SnapshotNeededError
+    history_branched: HistoryBranchedError
+    certificate_not_valid: CertificateNotValidError
+    deadline_passed: DeadlinePassedError
+    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ..., load_closed: _Optional[_Union[LoadClosedError, _Mapping]] = ..., load_incomplete: _Optional[_Union[LoadIncompleteError, _Mapping]] = ..., not_a_number: _Optional[_Union[NotANumberError, _Mapping]] = ..., number_overflow: _Optional[_Union[NumberOverflowError, _Mapping]] = ..., unauthenticated: _Optional[_Union[UnauthenticatedError, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDeniedError, _Mapping]] = ..., check_failed: _Optional[_Union[CheckFailedError, _Mapping]] = ..., unknown_keyspace: _Optional[_Union[UnknownKeyspaceError, _Mapping]] = ..., keyspace_change: _Optional[_Union[KeyspaceChangeError, _Mapping]] = ..., quota_exceeded: _Optional[_Union[QuotaExceededError, _Mapping]] = ..., cut_failed: _Optional[_Union[CutFailedError, _Mapping]] = ..., backup_stopped: _Optional[_Union[BackupStoppedError, _Mapping]] = ..., snapshot_needed: _Optional[_Union[SnapshotNeededError, _Mapping]] = ..., history_branched: _Optional[_Union[HistoryBranchedError, _Mapping]] = ..., certificate_not_valid: _Optional[_Union[CertificateNotValidError, _Mapping]] = ..., deadline_passed: _Optional[_Union[DeadlinePassedError, _Mapping]] = ...) -> None: ...
 
 class InvalidArgumentError(_message.Message):
     __slots__ = ("field", "reason", "limit", "actual")
@@ -103,28 +115,46 @@ class ConfigurationError(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ConditionFailedError(_message.Message):
-    __slots__ = ("expected_version", "current_version")
+    __slots__ = ("expected_version", "current_version", "version_hidden")
     EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     CURRENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     expected_version: int
     current_version: int
-    def __init__(self, expected_version: _Optional[int] = ..., current_version: _Optional[int] = ...) -> None: ...
+    version_hidden: bool
+    def __init__(self, expected_version: _Optional[int] = ..., current_version: _Optional[int] = ..., version_hidden: bool = ...) -> None: ...
 
 class CheckFailedError(_message.Message):
-    __slots__ = ("expected_version", "current_version", "key")
+    __slots__ = ("expected_version", "current_version", "key", "version_hidden")
     EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     CURRENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_HIDDEN_FIELD_NUMBER: _ClassVar[int]
     expected_version: int
     current_version: int
     key: bytes
-    def __init__(self, expected_version: _Optional[int] = ..., current_version: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
+    version_hidden: bool
+    def __init__(self, expected_version: _Optional[int] = ..., current_version: _Optional[int] = ..., key: _Optional[bytes] = ..., version_hidden: bool = ...) -> None: ...
 
 class UnauthenticatedError(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class CertificateNotValidError(_message.Message):
+    __slots__ = ("reason", "holder", "valid_from_s", "valid_until_s", "clock_s")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    VALID_FROM_S_FIELD_NUMBER: _ClassVar[int]
+    VALID_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    holder: str
+    valid_from_s: int
+    valid_until_s: int
+    clock_s: int
+    def __init__(self, reason: _Optional[str] = ..., holder: _Optional[str] = ..., valid_from_s: _Optional[int] = ..., valid_until_s: _Optional[int] = ..., clock_s: _Optional[int] = ...) -> None: ...
 
 class PermissionDeniedError(_message.Message):
     __slots__ = ("principal", "action", "what", "rows")
@@ -197,6 +227,12 @@ class LeaseExpiredError(_message.Message):
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class DeadlinePassedError(_message.Message):
+    __slots__ = ("late_ms",)
+    LATE_MS_FIELD_NUMBER: _ClassVar[int]
+    late_ms: int
+    def __init__(self, late_ms: _Optional[int] = ...) -> None: ...
 
 class PartitionOfflineError(_message.Message):
     __slots__ = ("partition_id", "reason")
@@ -385,3 +421,39 @@ class LoadIncompleteError(_message.Message):
     expected_rows: int
     staged_rows: int
     def __init__(self, load_id: _Optional[int] = ..., partition_id: _Optional[int] = ..., expected_rows: _Optional[int] = ..., staged_rows: _Optional[int] = ...) -> None: ...
+
+class CutFailedError(_message.Message):
+    __slots__ = ("node_id", "reason")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    reason: str
+    def __init__(self, node_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class BackupStoppedError(_message.Message):
+    __slots__ = ("node_id", "reason")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    reason: str
+    def __init__(self, node_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SnapshotNeededError(_message.Message):
+    __slots__ = ("partition_id", "sequence", "purge_floor")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PURGE_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    sequence: int
+    purge_floor: int
+    def __init__(self, partition_id: _Optional[int] = ..., sequence: _Optional[int] = ..., purge_floor: _Optional[int] = ...) -> None: ...
+
+class HistoryBranchedError(_message.Message):
+    __slots__ = ("partition_id", "sequence", "common_sequence")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COMMON_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    sequence: int
+    common_sequence: int
+    def __init__(self, partition_id: _Optional[int] = ..., sequence: _Optional[int] = ..., common_sequence: _Optional[int] = ...) -> None: ...

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from koinon_proto.v1 import errors_pb2 as koinon__proto_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18koinon_proto/v1/kv.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"V\n\nGetRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x10\n\x08keyspace\x18\x04 \x01(\t\"S\n\x0bGetResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x15\n\rexpires_at_ms\x18\x04 \x01(\x04\"\xc8\x01\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x17\n\nif_version\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12)\n\ndurability\x18\x07 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x10\n\x08keyspace\x18\x08 \x01(\tB\r\n\x0b_if_version\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\xac\x01\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x17\n\nif_version\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x04 \x01(\t\x12)\n\ndurability\x18\x05 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x10\n\x08keyspace\x18\x06 \x01(\tB\r\n\x0b_if_version\"\x1f\n\x0e\x44\x65leteResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"@\n\x07Refusal\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"8\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\xa0\x01\n\x0f\x42\x61tchGetRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x15\n\rwant_versions\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\x12\x13\n\x0bkeyspace_id\x18\x07 \x01(\r\"\x82\x01\n\x10\x42\x61tchGetResponse\x12\x0e\n\x06values\x18\x01 \x03(\x0c\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12\x10\n\x08versions\x18\x03 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x04 \x03(\x06\x12$\n\x08refusals\x18\x05 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\xab\x02\n\x11\x42\x61tchWriteRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x0e\n\x06values\x18\x03 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64\x65letes\x18\x05 \x03(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x03(\x04\x12(\n\nconditions\x18\x07 \x03(\x0b\x32\x14.koinon.v1.Condition\x12\x15\n\rwant_versions\x18\x08 \x01(\x08\x12\x12\n\ncluster_id\x18\t \x01(\t\x12)\n\ndurability\x18\n \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x13\n\x0bkeyspace_id\x18\x0b \x01(\r\x12\x14\n\x0clist_present\x18\x0c \x01(\x08\",\n\tCondition\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nif_version\x18\x02 \x01(\x04\"\x96\x01\n\x12\x42\x61tchWriteResponse\x12\x10\n\x08versions\x18\x01 \x03(\x06\x12\x0e\n\x06\x61\x62sent\x18\x02 \x03(\r\x12$\n\x08refusals\x18\x03 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x04 \x03(\x0b\x32\x13.koinon.v1.RowError\x12\x0f\n\x07present\x18\x05 \x03(\r\"\xc8\x01\n\x12\x42\x61tchUpdateRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\"\n\x07updates\x18\x04 \x03(\x0b\x32\x11.koinon.v1.Update\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12)\n\ndurability\x18\x06 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x13\n\x0bkeyspace_id\x18\x07 \x01(\r\"\x89\x01\n\x06Update\x12)\n\tincrement\x18\x01 \x01(\x0b\x32\x14.koinon.v1.IncrementH\x00\x12!\n\x05touch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.TouchH\x00\x12)\n\nget_or_put\x18\x03 \x01(\x0b\x32\x13.koinon.v1.GetOrPutH\x00\x42\x06\n\x04kind\"\'\n\tIncrement\x12\n\n\x02\x62y\x18\x01 \x01(\x12\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"\x17\n\x05Touch\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\x04\")\n\x08GetOrPut\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"M\n\x0cUpdateResult\x12\x0f\n\x07version\x18\x01 \x01(\x06\x12\x0e\n\x06number\x18\x02 \x01(\x12\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\x12\r\n\x05value\x18\x04 \x01(\x0c\"\x8e\x01\n\x13\x42\x61tchUpdateResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.koinon.v1.UpdateResult\x12$\n\x08refusals\x18\x02 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x03 \x03(\x0b\x32\x13.koinon.v1.RowError\"\xbf\x01\n\x12\x43ommitBatchRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x14\n\x0cpartition_id\x18\x03 \x01(\r\x12(\n\noperations\x18\x04 \x03(\x0b\x32\x14.koinon.v1.Operation\x12)\n\ndurability\x18\x05 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x13\n\x0bkeyspace_id\x18\x06 \x01(\r\"\xc4\x01\n\tOperation\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12(\n\x05\x63heck\x18\x02 \x01(\x0b\x32\x17.koinon.v1.CheckVersionH\x00\x12\"\n\x03put\x18\x03 \x01(\x0b\x32\x13.koinon.v1.PutValueH\x00\x12)\n\x06\x64\x65lete\x18\x04 \x01(\x0b\x32\x17.koinon.v1.DeleteRecordH\x00\x12)\n\tincrement\x18\x05 \x01(\x0b\x32\x14.koinon.v1.IncrementH\x00\x42\x06\n\x04kind\"\x1f\n\x0c\x43heckVersion\x12\x0f\n\x07version\x18\x01 \x01(\x04\")\n\x08PutValue\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"\x0e\n\x0c\x44\x65leteRecord\"0\n\x0fOperationResult\x12\x0e\n\x06number\x18\x01 \x01(\x12\x12\r\n\x05\x66ound\x18\x02 \x01(\x08\"S\n\x13\x43ommitBatchResponse\x12\x0f\n\x07version\x18\x01 \x01(\x06\x12+\n\x07results\x18\x02 \x03(\x0b\x32\x1a.koinon.v1.OperationResult\"5\n\nScanCursor\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x11\n\tafter_key\x18\x02 \x01(\x0c\"\xf4\x01\n\x0bScanRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12%\n\x06\x63ursor\x18\x04 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\x12\x15\n\rwant_versions\x18\x07 \x01(\x08\x12\x12\n\ncluster_id\x18\x08 \x01(\t\x12\r\n\x05start\x18\t \x01(\x0c\x12\x0f\n\x07reverse\x18\n \x01(\x08\x12\x13\n\x0bkeyspace_id\x18\x0b \x01(\r\"\xc9\x01\n\x0cScanResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x10\n\x08versions\x18\x04 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x05 \x03(\x06\x12#\n\x04next\x18\x06 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12$\n\x08refusals\x18\x07 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\x10\n\x08in_range\x18\x08 \x01(\x08\"\x0f\n\rAttendRequest\"!\n\x0e\x41ttendResponse\x12\x0f\n\x07leaving\x18\x01 \x01(\x08*@\n\nDurability\x12\x1a\n\x16\x44URABILITY_ALL_IN_SYNC\x10\x00\x12\x16\n\x12\x44URABILITY_PRIMARY\x10\x01\x32\xdb\x04\n\x08KeyValue\x12\x34\n\x03Get\x12\x15.koinon.v1.GetRequest\x1a\x16.koinon.v1.GetResponse\x12\x34\n\x03Put\x12\x15.koinon.v1.PutRequest\x1a\x16.koinon.v1.PutResponse\x12=\n\x06\x44\x65lete\x12\x18.koinon.v1.DeleteRequest\x1a\x19.koinon.v1.DeleteResponse\x12\x43\n\x08\x42\x61tchGet\x12\x1a.koinon.v1.BatchGetRequest\x1a\x1b.koinon.v1.BatchGetResponse\x12I\n\nBatchWrite\x12\x1c.koinon.v1.BatchWriteRequest\x1a\x1d.koinon.v1.BatchWriteResponse\x12L\n\x0b\x42\x61tchUpdate\x12\x1d.koinon.v1.BatchUpdateRequest\x1a\x1e.koinon.v1.BatchUpdateResponse\x12L\n\x0b\x43ommitBatch\x12\x1d.koinon.v1.CommitBatchRequest\x1a\x1e.koinon.v1.CommitBatchResponse\x12\x37\n\x04Scan\x12\x16.koinon.v1.ScanRequest\x1a\x17.koinon.v1.ScanResponse\x12?\n\x06\x41ttend\x12\x18.koinon.v1.AttendRequest\x1a\x19.koinon.v1.AttendResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18koinon_proto/v1/kv.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"V\n\nGetRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x10\n\x08keyspace\x18\x04 \x01(\t\"S\n\x0bGetResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x15\n\rexpires_at_ms\x18\x04 \x01(\x04\"\xc8\x01\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x17\n\nif_version\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12)\n\ndurability\x18\x07 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x10\n\x08keyspace\x18\x08 \x01(\tB\r\n\x0b_if_version\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\xac\x01\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x17\n\nif_version\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x04 \x01(\t\x12)\n\ndurability\x18\x05 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x10\n\x08keyspace\x18\x06 \x01(\tB\r\n\x0b_if_version\"\x1f\n\x0e\x44\x65leteResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"@\n\x07Refusal\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"8\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\xa0\x01\n\x0f\x42\x61tchGetRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x15\n\rwant_versions\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\x12\x13\n\x0bkeyspace_id\x18\x07 \x01(\r\"\x82\x01\n\x10\x42\x61tchGetResponse\x12\x0e\n\x06values\x18\x01 \x03(\x0c\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12\x10\n\x08versions\x18\x03 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x04 \x03(\x06\x12$\n\x08refusals\x18\x05 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\xbf\x02\n\x11\x42\x61tchWriteRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x0e\n\x06values\x18\x03 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64\x65letes\x18\x05 \x03(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x03(\x04\x12(\n\nconditions\x18\x07 \x03(\x0b\x32\x14.koinon.v1.Condition\x12\x15\n\rwant_versions\x18\x08 \x01(\x08\x12\x12\n\ncluster_id\x18\t \x01(\t\x12)\n\ndurability\x18\n \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x13\n\x0bkeyspace_id\x18\x0b \x01(\r\x12\x14\n\x0clist_present\x18\x0c \x01(\x08\x12\x12\n\ntake_by_ms\x18\r \x01(\x04\",\n\tCondition\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nif_version\x18\x02 \x01(\x04\"\x96\x01\n\x12\x42\x61tchWriteResponse\x12\x10\n\x08versions\x18\x01 \x03(\x06\x12\x0e\n\x06\x61\x62sent\x18\x02 \x03(\r\x12$\n\x08refusals\x18\x03 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x04 \x03(\x0b\x32\x13.koinon.v1.RowError\x12\x0f\n\x07present\x18\x05 \x03(\r\"\xdc\x01\n\x12\x42\x61tchUpdateRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\"\n\x07updates\x18\x04 \x03(\x0b\x32\x11.koinon.v1.Update\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12)\n\ndurability\x18\x06 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x13\n\x0bkeyspace_id\x18\x07 \x01(\r\x12\x12\n\ntake_by_ms\x18\x08 \x01(\x04\"\x89\x01\n\x06Update\x12)\n\tincrement\x18\x01 \x01(\x0b\x32\x14.koinon.v1.IncrementH\x00\x12!\n\x05touch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.TouchH\x00\x12)\n\nget_or_put\x18\x03 \x01(\x0b\x32\x13.koinon.v1.GetOrPutH\x00\x42\x06\n\x04kind\"\'\n\tIncrement\x12\n\n\x02\x62y\x18\x01 \x01(\x12\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"\x17\n\x05Touch\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\x04\")\n\x08GetOrPut\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"M\n\x0cUpdateResult\x12\x0f\n\x07version\x18\x01 \x01(\x06\x12\x0e\n\x06number\x18\x02 \x01(\x12\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\x12\r\n\x05value\x18\x04 \x01(\x0c\"\x8e\x01\n\x13\x42\x61tchUpdateResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.koinon.v1.UpdateResult\x12$\n\x08refusals\x18\x02 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x03 \x03(\x0b\x32\x13.koinon.v1.RowError\"\xd3\x01\n\x12\x43ommitBatchRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x14\n\x0cpartition_id\x18\x03 \x01(\r\x12(\n\noperations\x18\x04 \x03(\x0b\x32\x14.koinon.v1.Operation\x12)\n\ndurability\x18\x05 \x01(\x0e\x32\x15.koinon.v1.Durability\x12\x13\n\x0bkeyspace_id\x18\x06 \x01(\r\x12\x12\n\ntake_by_ms\x18\x07 \x01(\x04\"\xc4\x01\n\tOperation\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12(\n\x05\x63heck\x18\x02 \x01(\x0b\x32\x17.koinon.v1.CheckVersionH\x00\x12\"\n\x03put\x18\x03 \x01(\x0b\x32\x13.koinon.v1.PutValueH\x00\x12)\n\x06\x64\x65lete\x18\x04 \x01(\x0b\x32\x17.koinon.v1.DeleteRecordH\x00\x12)\n\tincrement\x18\x05 \x01(\x0b\x32\x14.koinon.v1.IncrementH\x00\x42\x06\n\x04kind\"\x1f\n\x0c\x43heckVersion\x12\x0f\n\x07version\x18\x01 \x01(\x04\")\n\x08PutValue\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"\x0e\n\x0c\x44\x65leteRecord\"0\n\x0fOperationResult\x12\x0e\n\x06number\x18\x01 \x01(\x12\x12\r\n\x05\x66ound\x18\x02 \x01(\x08\"S\n\x13\x43ommitBatchResponse\x12\x0f\n\x07version\x18\x01 \x01(\x06\x12+\n\x07results\x18\x02 \x03(\x0b\x32\x1a.koinon.v1.OperationResult\"5\n\nScanCursor\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x11\n\tafter_key\x18\x02 \x01(\x0c\"\xf4\x01\n\x0bScanRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12%\n\x06\x63ursor\x18\x04 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\x12\x15\n\rwant_versions\x18\x07 \x01(\x08\x12\x12\n\ncluster_id\x18\x08 \x01(\t\x12\r\n\x05start\x18\t \x01(\x0c\x12\x0f\n\x07reverse\x18\n \x01(\x08\x12\x13\n\x0bkeyspace_id\x18\x0b \x01(\r\"\xc9\x01\n\x0cScanResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x10\n\x08versions\x18\x04 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x05 \x03(\x06\x12#\n\x04next\x18\x06 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12$\n\x08refusals\x18\x07 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\x10\n\x08in_range\x18\x08 \x01(\x08\"\x0f\n\rAttendRequest\"3\n\x0e\x41ttendResponse\x12\x0f\n\x07leaving\x18\x01 \x01(\x08\x12\x10\n\x08\x63lock_ms\x18\x02 \x01(\x04*@\n\nDurability\x12\x1a\n\x16\x44URABILITY_ALL_IN_SYNC\x10\x00\x12\x16\n\x12\x44URABILITY_PRIMARY\x10\x01\x32\xdb\x04\n\x08KeyValue\x12\x34\n\x03Get\x12\x15.koinon.v1.GetRequest\x1a\x16.koinon.v1.GetResponse\x12\x34\n\x03Put\x12\x15.koinon.v1.PutRequest\x1a\x16.koinon.v1.PutResponse\x12=\n\x06\x44\x65lete\x12\x18.koinon.v1.DeleteRequest\x1a\x19.koinon.v1.DeleteResponse\x12\x43\n\x08\x42\x61tchGet\x12\x1a.koinon.v1.BatchGetRequest\x1a\x1b.koinon.v1.BatchGetResponse\x12I\n\nBatchWrite\x12\x1c.koinon.v1.BatchWriteRequest\x1a\x1d.koinon.v1.BatchWriteResponse\x12L\n\x0b\x42\x61tchUpdate\x12\x1d.koinon.v1.BatchUpdateRequest\x1a\x1e.koinon.v1.BatchUpdateResponse\x12L\n\x0b\x43ommitBatch\x12\x1d.koinon.v1.CommitBatchRequest\x1a\x1e.koinon.v1.CommitBatchResponse\x12\x37\n\x04Scan\x12\x16.koinon.v1.ScanRequest\x1a\x17.koinon.v1.ScanResponse\x12?\n\x06\x41ttend\x12\x18.koinon.v1.AttendRequest\x1a\x19.koinon.v1.AttendResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DURABILITY']._serialized_start=3460
-  _globals['_DURABILITY']._serialized_end=3524
+  _globals['_DURABILITY']._serialized_start=3538
+  _globals['_DURABILITY']._serialized_end=3602
   _globals['_GETREQUEST']._serialized_start=69
   _globals['_GETREQUEST']._serialized_end=155
   _globals['_GETRESPONSE']._serialized_start=157
@@ -55,49 +55,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BATCHGETRESPONSE']._serialized_start=973
   _globals['_BATCHGETRESPONSE']._serialized_end=1103
   _globals['_BATCHWRITEREQUEST']._serialized_start=1106
-  _globals['_BATCHWRITEREQUEST']._serialized_end=1405
-  _globals['_CONDITION']._serialized_start=1407
-  _globals['_CONDITION']._serialized_end=1451
-  _globals['_BATCHWRITERESPONSE']._serialized_start=1454
-  _globals['_BATCHWRITERESPONSE']._serialized_end=1604
-  _globals['_BATCHUPDATEREQUEST']._serialized_start=1607
-  _globals['_BATCHUPDATEREQUEST']._serialized_end=1807
-  _globals['_UPDATE']._serialized_start=1810
-  _globals['_UPDATE']._serialized_end=1947
-  _globals['_INCREMENT']._serialized_start=1949
-  _globals['_INCREMENT']._serialized_end=1988
-  _globals['_TOUCH']._serialized_start=1990
-  _globals['_TOUCH']._serialized_end=2013
-  _globals['_GETORPUT']._serialized_start=2015
-  _globals['_GETORPUT']._serialized_end=2056
-  _globals['_UPDATERESULT']._serialized_start=2058
-  _globals['_UPDATERESULT']._serialized_end=2135
-  _globals['_BATCHUPDATERESPONSE']._serialized_start=2138
-  _globals['_BATCHUPDATERESPONSE']._serialized_end=2280
-  _globals['_COMMITBATCHREQUEST']._serialized_start=2283
-  _globals['_COMMITBATCHREQUEST']._serialized_end=2474
-  _globals['_OPERATION']._serialized_start=2477
-  _globals['_OPERATION']._serialized_end=2673
-  _globals['_CHECKVERSION']._serialized_start=2675
-  _globals['_CHECKVERSION']._serialized_end=2706
-  _globals['_PUTVALUE']._serialized_start=2708
-  _globals['_PUTVALUE']._serialized_end=2749
-  _globals['_DELETERECORD']._serialized_start=2751
-  _globals['_DELETERECORD']._serialized_end=2765
-  _globals['_OPERATIONRESULT']._serialized_start=2767
-  _globals['_OPERATIONRESULT']._serialized_end=2815
-  _globals['_COMMITBATCHRESPONSE']._serialized_start=2817
-  _globals['_COMMITBATCHRESPONSE']._serialized_end=2900
-  _globals['_SCANCURSOR']._serialized_start=2902
-  _globals['_SCANCURSOR']._serialized_end=2955
-  _globals['_SCANREQUEST']._serialized_start=2958
-  _globals['_SCANREQUEST']._serialized_end=3202
-  _globals['_SCANRESPONSE']._serialized_start=3205
-  _globals['_SCANRESPONSE']._serialized_end=3406
-  _globals['_ATTENDREQUEST']._serialized_start=3408
-  _globals['_ATTENDREQUEST']._serialized_end=3423
-  _globals['_ATTENDRESPONSE']._serialized_start=3425
-  _globals['_ATTENDRESPONSE']._serialized_end=3458
-  _globals['_KEYVALUE']._serialized_start=3527
-  _globals['_KEYVALUE']._serialized_end=4130
+  _globals['_BATCHWRITEREQUEST']._serialized_end=1425
+  _globals['_CONDITION']._serialized_start=1427
+  _globals['_CONDITION']._serialized_end=1471
+  _globals['_BATCHWRITERESPONSE']._serialized_start=1474
+  _globals['_BATCHWRITERESPONSE']._serialized_end=1624
+  _globals['_BATCHUPDATEREQUEST']._serialized_start=1627
+  _globals['_BATCHUPDATEREQUEST']._serialized_end=1847
+  _globals['_UPDATE']._serialized_start=1850
+  _globals['_UPDATE']._serialized_end=1987
+  _globals['_INCREMENT']._serialized_start=1989
+  _globals['_INCREMENT']._serialized_end=2028
+  _globals['_TOUCH']._serialized_start=2030
+  _globals['_TOUCH']._serialized_end=2053
+  _globals['_GETORPUT']._serialized_start=2055
+  _globals['_GETORPUT']._serialized_end=2096
+  _globals['_UPDATERESULT']._serialized_start=2098
+  _globals['_UPDATERESULT']._serialized_end=2175
+  _globals['_BATCHUPDATERESPONSE']._serialized_start=2178
+  _globals['_BATCHUPDATERESPONSE']._serialized_end=2320
+  _globals['_COMMITBATCHREQUEST']._serialized_start=2323
+  _globals['_COMMITBATCHREQUEST']._serialized_end=2534
+  _globals['_OPERATION']._serialized_start=2537
+  _globals['_OPERATION']._serialized_end=2733
+  _globals['_CHECKVERSION']._serialized_start=2735
+  _globals['_CHECKVERSION']._serialized_end=2766
+  _globals['_PUTVALUE']._serialized_start=2768
+  _globals['_PUTVALUE']._serialized_end=2809
+  _globals['_DELETERECORD']._serialized_start=2811
+  _globals['_DELETERECORD']._serialized_end=2825
+  _globals['_OPERATIONRESULT']._serialized_start=2827
+  _globals['_OPERATIONRESULT']._serialized_end=2875
+  _globals['_COMMITBATCHRESPONSE']._serialized_start=2877
+  _globals['_COMMITBATCHRESPONSE']._serialized_end=2960
+  _globals['_SCANCURSOR']._serialized_start=2962
+  _globals['_SCANCURSOR']._serialized_end=3015
+  _globals['_SCANREQUEST']._serialized_start=3018
+  _globals['_SCANREQUEST']._serialized_end=3262
+  _globals['_SCANRESPONSE']._serialized_start=3265
+  _globals['_SCANRESPONSE']._serialized_end=3466
+  _globals['_ATTENDREQUEST']._serialized_start=3468
+  _globals['_ATTENDREQUEST']._serialized_end=3483
+  _globals['_ATTENDRESPONSE']._serialized_start=3485
+  _globals['_ATTENDRESPONSE']._serialized_end=3536
+  _globals['_KEYVALUE']._serialized_start=3605
+  _globals['_KEYVALUE']._serialized_end=4208
 # @@protoc_insertion_point(module_scope)

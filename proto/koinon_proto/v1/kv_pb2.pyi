@@ -136,7 +136,7 @@ class BatchGetResponse(_message.Message):
     def __init__(self, values: _Optional[_Iterable[bytes]] = ..., missing: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
 class BatchWriteRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability", "keyspace_id", "list_present")
+    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability", "keyspace_id", "list_present", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class BatchWriteRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     LIST_PRESENT_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     values: _containers.RepeatedScalarFieldContainer[bytes]
@@ -161,7 +162,8 @@ class BatchWriteRequest(_message.Message):
     durability: Durability
     keyspace_id: int
     list_present: bool
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ..., list_present: bool = ...) -> None: ...
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ..., list_present: bool = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("row", "if_version")
@@ -186,7 +188,7 @@ class BatchWriteResponse(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchUpdateRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "partition_ids", "updates", "cluster_id", "durability", "keyspace_id")
+    __slots__ = ("table_version", "keys", "partition_ids", "updates", "cluster_id", "durability", "keyspace_id", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +196,7 @@ class BatchUpdateRequest(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -201,7 +204,8 @@ class BatchUpdateRequest(_message.Message):
     cluster_id: str
     durability: Durability
     keyspace_id: int
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("increment", "touch", "get_or_put")
@@ -258,20 +262,22 @@ class BatchUpdateResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[UpdateResult, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
 
 class CommitBatchRequest(_message.Message):
-    __slots__ = ("table_version", "cluster_id", "partition_id", "operations", "durability", "keyspace_id")
+    __slots__ = ("table_version", "cluster_id", "partition_id", "operations", "durability", "keyspace_id", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     cluster_id: str
     partition_id: int
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
     durability: Durability
     keyspace_id: int
-    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., partition_id: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., partition_id: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("key", "check", "put", "delete", "increment")
@@ -380,7 +386,9 @@ class AttendRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("leaving",)
+    __slots__ = ("leaving", "clock_ms")
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
     leaving: bool
-    def __init__(self, leaving: bool = ...) -> None: ...
+    clock_ms: int
+    def __init__(self, leaving: bool = ..., clock_ms: _Optional[int] = ...) -> None: ...

@@ -117,9 +117,7 @@ class KeyValueServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def BatchUpdate(self, request, context):
-        """Updates: the primary reads a record, decides and writes, with nothing in between. A method of its
-        own: a node of an older build refuses it (UNIMPLEMENTED), where it would pass over a new column of
-        BatchWrite and write something else.
+        """Updates: the primary reads a record, decides and writes, with nothing in between.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

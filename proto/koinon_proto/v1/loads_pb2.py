@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from koinon_proto.v1 import kv_pb2 as koinon__proto_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/loads.proto\x12\tkoinon.v1\x1a\x18koinon_proto/v1/kv.proto\"1\n\x0bStreamBatch\x12\x10\n\x08query_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x04\"\xe8\x01\n\x0fOpenLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12!\n\x04mode\x18\x03 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12,\n\x0cstream_batch\x18\x05 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\ntimeout_ms\x18\x07 \x01(\x04\x12\x13\n\x0bkeyspace_id\x18\x08 \x01(\r\x12\x12\n\nonly_check\x18\t \x01(\x08\"s\n\x10OpenLoadResponse\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x12\n\ncluster_id\x18\x04 \x01(\t\"e\n\x10TouchLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x06\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"8\n\x11TouchLoadResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"~\n\x11\x43ommitLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x03 \x03(\x06\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\"9\n\x12\x43ommitLoadResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"G\n\x10\x41\x62ortLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"8\n\x11\x41\x62ortLoadResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"\xe8\x02\n\x08LoadInfo\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12#\n\x05state\x18\x03 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12!\n\x04mode\x18\x04 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x05 \x01(\x0c\x12,\n\x0cstream_batch\x18\x06 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\x12\x12\n\npartitions\x18\x08 \x01(\r\x12\x19\n\x11partitions_merged\x18\t \x01(\r\x12\x0c\n\x04rows\x18\n \x01(\x04\x12\r\n\x05\x62ytes\x18\x0b \x01(\x04\x12\x0f\n\x07idle_ms\x18\x0c \x01(\x04\x12\x12\n\ntimeout_ms\x18\r \x01(\x04\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\r\n\x05owner\x18\x0f \x01(\t\x12\x10\n\x08keyspace\x18\x10 \x01(\t\"6\n\x0fGetLoadsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\"6\n\x10GetLoadsResponse\x12\"\n\x05loads\x18\x01 \x03(\x0b\x32\x13.koinon.v1.LoadInfo\"9\n\x12GetManifestRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\"\x90\x01\n\x0cLoadManifest\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12!\n\x04mode\x18\x02 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12\x10\n\x08\x61ttempts\x18\x04 \x03(\x06\x12\x15\n\rpartition_ids\x18\x05 \x03(\r\x12\x13\n\x0bkeyspace_id\x18\x06 \x01(\r\"Q\n\x13ReportMergedRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\";\n\x14ReportMergedResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"\x93\x01\n\x0cStageRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x0f\n\x07load_id\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x06\x12\x15\n\rpartition_ids\x18\x05 \x03(\r\x12\x0f\n\x07numbers\x18\x06 \x03(\r\x12\x0e\n\x06\x63hunks\x18\x07 \x03(\x0c\"5\n\rStageResponse\x12$\n\x08refusals\x18\x01 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\x9f\x01\n\x0ePrepareRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x0f\n\x07load_id\x18\x03 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x04 \x03(\x06\x12\x15\n\rpartition_ids\x18\x05 \x03(\r\x12\x0c\n\x04rows\x18\x06 \x03(\x04\x12\x1a\n\x12\x64uplicates_allowed\x18\x07 \x01(\x08\"g\n\x0fPrepareResponse\x12$\n\x08refusals\x18\x01 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\x16\n\x0e\x64uplicate_rows\x18\x02 \x01(\x04\x12\x16\n\x0e\x64uplicate_keys\x18\x03 \x03(\x0c\"\xdf\x01\n\x12ReadColumnsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12%\n\x06\x63ursor\x18\x05 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12\x11\n\tbytes_max\x18\x06 \x01(\r\x12\x11\n\tkeys_only\x18\x07 \x01(\x08\x12\x15\n\rwant_versions\x18\x08 \x01(\x08\x12\x13\n\x0bkeyspace_id\x18\t \x01(\r\"\xc5\x01\n\x13ReadColumnsResponse\x12\x0f\n\x07\x63olumns\x18\x01 \x01(\x0c\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x12\n\nrow_counts\x18\x03 \x03(\r\x12\x10\n\x08versions\x18\x04 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x05 \x03(\x06\x12#\n\x04next\x18\x06 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12$\n\x08refusals\x18\x07 \x03(\x0b\x32\x12.koinon.v1.Refusal*T\n\x08LoadMode\x12\x19\n\x15LOAD_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOAD_MODE_APPEND\x10\x01\x12\x17\n\x13LOAD_MODE_OVERWRITE\x10\x02*\x81\x01\n\tLoadState\x12\x1a\n\x16LOAD_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOAD_STATE_OPEN\x10\x01\x12\x16\n\x12LOAD_STATE_MERGING\x10\x02\x12\x13\n\x0fLOAD_STATE_DONE\x10\x03\x12\x16\n\x12LOAD_STATE_ABORTED\x10\x04\x32\x84\x04\n\x05Loads\x12\x43\n\x08OpenLoad\x12\x1a.koinon.v1.OpenLoadRequest\x1a\x1b.koinon.v1.OpenLoadResponse\x12\x46\n\tTouchLoad\x12\x1b.koinon.v1.TouchLoadRequest\x1a\x1c.koinon.v1.TouchLoadResponse\x12I\n\nCommitLoad\x12\x1c.koinon.v1.CommitLoadRequest\x1a\x1d.koinon.v1.CommitLoadResponse\x12\x46\n\tAbortLoad\x12\x1b.koinon.v1.AbortLoadRequest\x1a\x1c.koinon.v1.AbortLoadResponse\x12\x43\n\x08GetLoads\x12\x1a.koinon.v1.GetLoadsRequest\x1a\x1b.koinon.v1.GetLoadsResponse\x12\x45\n\x0bGetManifest\x12\x1d.koinon.v1.GetManifestRequest\x1a\x17.koinon.v1.LoadManifest\x12O\n\x0cReportMerged\x12\x1e.koinon.v1.ReportMergedRequest\x1a\x1f.koinon.v1.ReportMergedResponse2\xd2\x01\n\x04\x42ulk\x12:\n\x05Stage\x12\x17.koinon.v1.StageRequest\x1a\x18.koinon.v1.StageResponse\x12@\n\x07Prepare\x12\x19.koinon.v1.PrepareRequest\x1a\x1a.koinon.v1.PrepareResponse\x12L\n\x0bReadColumns\x12\x1d.koinon.v1.ReadColumnsRequest\x1a\x1e.koinon.v1.ReadColumnsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/loads.proto\x12\tkoinon.v1\x1a\x18koinon_proto/v1/kv.proto\"1\n\x0bStreamBatch\x12\x10\n\x08query_id\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x02 \x01(\x04\"\xe8\x01\n\x0fOpenLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12!\n\x04mode\x18\x03 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12,\n\x0cstream_batch\x18\x05 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\ntimeout_ms\x18\x07 \x01(\x04\x12\x13\n\x0bkeyspace_id\x18\x08 \x01(\r\x12\x12\n\nonly_check\x18\t \x01(\x08\"s\n\x10OpenLoadResponse\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x12\n\ncluster_id\x18\x04 \x01(\t\"e\n\x10TouchLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x06\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"8\n\x11TouchLoadResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"~\n\x11\x43ommitLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x03 \x03(\x06\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\x12\x0c\n\x04rows\x18\x05 \x01(\x04\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\"9\n\x12\x43ommitLoadResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"G\n\x10\x41\x62ortLoadRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"8\n\x11\x41\x62ortLoadResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"d\n\x14\x45mptyKeyspaceRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x13\n\x0bkeyspace_id\x18\x03 \x01(\r\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"d\n\x15\x45mptyKeyspaceResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x15\n\rtable_version\x18\x03 \x01(\x04\"\xe8\x02\n\x08LoadInfo\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12#\n\x05state\x18\x03 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12!\n\x04mode\x18\x04 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x05 \x01(\x0c\x12,\n\x0cstream_batch\x18\x06 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x07 \x01(\t\x12\x12\n\npartitions\x18\x08 \x01(\r\x12\x19\n\x11partitions_merged\x18\t \x01(\r\x12\x0c\n\x04rows\x18\n \x01(\x04\x12\r\n\x05\x62ytes\x18\x0b \x01(\x04\x12\x0f\n\x07idle_ms\x18\x0c \x01(\x04\x12\x12\n\ntimeout_ms\x18\r \x01(\x04\x12\x0e\n\x06reason\x18\x0e \x01(\t\x12\r\n\x05owner\x18\x0f \x01(\t\x12\x10\n\x08keyspace\x18\x10 \x01(\t\"6\n\x0fGetLoadsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\"6\n\x10GetLoadsResponse\x12\"\n\x05loads\x18\x01 \x03(\x0b\x32\x13.koinon.v1.LoadInfo\"9\n\x12GetManifestRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\"\x90\x01\n\x0cLoadManifest\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12!\n\x04mode\x18\x02 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12\x10\n\x08\x61ttempts\x18\x04 \x03(\x06\x12\x15\n\rpartition_ids\x18\x05 \x03(\r\x12\x13\n\x0bkeyspace_id\x18\x06 \x01(\r\"Q\n\x13ReportMergedRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07load_id\x18\x02 \x01(\x04\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\";\n\x14ReportMergedResponse\x12#\n\x05state\x18\x01 \x01(\x0e\x32\x14.koinon.v1.LoadState\"\x93\x01\n\x0cStageRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x0f\n\x07load_id\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x06\x12\x15\n\rpartition_ids\x18\x05 \x03(\r\x12\x0f\n\x07numbers\x18\x06 \x03(\r\x12\x0e\n\x06\x63hunks\x18\x07 \x03(\x0c\"5\n\rStageResponse\x12$\n\x08refusals\x18\x01 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\x9f\x01\n\x0ePrepareRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x0f\n\x07load_id\x18\x03 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x04 \x03(\x06\x12\x15\n\rpartition_ids\x18\x05 \x03(\r\x12\x0c\n\x04rows\x18\x06 \x03(\x04\x12\x1a\n\x12\x64uplicates_allowed\x18\x07 \x01(\x08\"g\n\x0fPrepareResponse\x12$\n\x08refusals\x18\x01 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\x16\n\x0e\x64uplicate_rows\x18\x02 \x01(\x04\x12\x16\n\x0e\x64uplicate_keys\x18\x03 \x03(\x0c\"\xdf\x01\n\x12ReadColumnsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12%\n\x06\x63ursor\x18\x05 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12\x11\n\tbytes_max\x18\x06 \x01(\r\x12\x11\n\tkeys_only\x18\x07 \x01(\x08\x12\x15\n\rwant_versions\x18\x08 \x01(\x08\x12\x13\n\x0bkeyspace_id\x18\t \x01(\r\"\xc5\x01\n\x13ReadColumnsResponse\x12\x0f\n\x07\x63olumns\x18\x01 \x01(\x0c\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x12\n\nrow_counts\x18\x03 \x03(\r\x12\x10\n\x08versions\x18\x04 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x05 \x03(\x06\x12#\n\x04next\x18\x06 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12$\n\x08refusals\x18\x07 \x03(\x0b\x32\x12.koinon.v1.Refusal*T\n\x08LoadMode\x12\x19\n\x15LOAD_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOAD_MODE_APPEND\x10\x01\x12\x17\n\x13LOAD_MODE_OVERWRITE\x10\x02*\x81\x01\n\tLoadState\x12\x1a\n\x16LOAD_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOAD_STATE_OPEN\x10\x01\x12\x16\n\x12LOAD_STATE_MERGING\x10\x02\x12\x13\n\x0fLOAD_STATE_DONE\x10\x03\x12\x16\n\x12LOAD_STATE_ABORTED\x10\x04\x32\xd8\x04\n\x05Loads\x12\x43\n\x08OpenLoad\x12\x1a.koinon.v1.OpenLoadRequest\x1a\x1b.koinon.v1.OpenLoadResponse\x12\x46\n\tTouchLoad\x12\x1b.koinon.v1.TouchLoadRequest\x1a\x1c.koinon.v1.TouchLoadResponse\x12I\n\nCommitLoad\x12\x1c.koinon.v1.CommitLoadRequest\x1a\x1d.koinon.v1.CommitLoadResponse\x12\x46\n\tAbortLoad\x12\x1b.koinon.v1.AbortLoadRequest\x1a\x1c.koinon.v1.AbortLoadResponse\x12\x43\n\x08GetLoads\x12\x1a.koinon.v1.GetLoadsRequest\x1a\x1b.koinon.v1.GetLoadsResponse\x12R\n\rEmptyKeyspace\x12\x1f.koinon.v1.EmptyKeyspaceRequest\x1a .koinon.v1.EmptyKeyspaceResponse\x12\x45\n\x0bGetManifest\x12\x1d.koinon.v1.GetManifestRequest\x1a\x17.koinon.v1.LoadManifest\x12O\n\x0cReportMerged\x12\x1e.koinon.v1.ReportMergedRequest\x1a\x1f.koinon.v1.ReportMergedResponse2\xd2\x01\n\x04\x42ulk\x12:\n\x05Stage\x12\x17.koinon.v1.StageRequest\x1a\x18.koinon.v1.StageResponse\x12@\n\x07Prepare\x12\x19.koinon.v1.PrepareRequest\x1a\x1a.koinon.v1.PrepareResponse\x12L\n\x0bReadColumns\x12\x1d.koinon.v1.ReadColumnsRequest\x1a\x1e.koinon.v1.ReadColumnsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.loads_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOADMODE']._serialized_start=2673
-  _globals['_LOADMODE']._serialized_end=2757
-  _globals['_LOADSTATE']._serialized_start=2760
-  _globals['_LOADSTATE']._serialized_end=2889
+  _globals['_LOADMODE']._serialized_start=2877
+  _globals['_LOADMODE']._serialized_end=2961
+  _globals['_LOADSTATE']._serialized_start=2964
+  _globals['_LOADSTATE']._serialized_end=3093
   _globals['_STREAMBATCH']._serialized_start=68
   _globals['_STREAMBATCH']._serialized_end=117
   _globals['_OPENLOADREQUEST']._serialized_start=120
@@ -54,34 +54,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ABORTLOADREQUEST']._serialized_end=890
   _globals['_ABORTLOADRESPONSE']._serialized_start=892
   _globals['_ABORTLOADRESPONSE']._serialized_end=948
-  _globals['_LOADINFO']._serialized_start=951
-  _globals['_LOADINFO']._serialized_end=1311
-  _globals['_GETLOADSREQUEST']._serialized_start=1313
-  _globals['_GETLOADSREQUEST']._serialized_end=1367
-  _globals['_GETLOADSRESPONSE']._serialized_start=1369
-  _globals['_GETLOADSRESPONSE']._serialized_end=1423
-  _globals['_GETMANIFESTREQUEST']._serialized_start=1425
-  _globals['_GETMANIFESTREQUEST']._serialized_end=1482
-  _globals['_LOADMANIFEST']._serialized_start=1485
-  _globals['_LOADMANIFEST']._serialized_end=1629
-  _globals['_REPORTMERGEDREQUEST']._serialized_start=1631
-  _globals['_REPORTMERGEDREQUEST']._serialized_end=1712
-  _globals['_REPORTMERGEDRESPONSE']._serialized_start=1714
-  _globals['_REPORTMERGEDRESPONSE']._serialized_end=1773
-  _globals['_STAGEREQUEST']._serialized_start=1776
-  _globals['_STAGEREQUEST']._serialized_end=1923
-  _globals['_STAGERESPONSE']._serialized_start=1925
-  _globals['_STAGERESPONSE']._serialized_end=1978
-  _globals['_PREPAREREQUEST']._serialized_start=1981
-  _globals['_PREPAREREQUEST']._serialized_end=2140
-  _globals['_PREPARERESPONSE']._serialized_start=2142
-  _globals['_PREPARERESPONSE']._serialized_end=2245
-  _globals['_READCOLUMNSREQUEST']._serialized_start=2248
-  _globals['_READCOLUMNSREQUEST']._serialized_end=2471
-  _globals['_READCOLUMNSRESPONSE']._serialized_start=2474
-  _globals['_READCOLUMNSRESPONSE']._serialized_end=2671
-  _globals['_LOADS']._serialized_start=2892
-  _globals['_LOADS']._serialized_end=3408
-  _globals['_BULK']._serialized_start=3411
-  _globals['_BULK']._serialized_end=3621
+  _globals['_EMPTYKEYSPACEREQUEST']._serialized_start=950
+  _globals['_EMPTYKEYSPACEREQUEST']._serialized_end=1050
+  _globals['_EMPTYKEYSPACERESPONSE']._serialized_start=1052
+  _globals['_EMPTYKEYSPACERESPONSE']._serialized_end=1152
+  _globals['_LOADINFO']._serialized_start=1155
+  _globals['_LOADINFO']._serialized_end=1515
+  _globals['_GETLOADSREQUEST']._serialized_start=1517
+  _globals['_GETLOADSREQUEST']._serialized_end=1571
+  _globals['_GETLOADSRESPONSE']._serialized_start=1573
+  _globals['_GETLOADSRESPONSE']._serialized_end=1627
+  _globals['_GETMANIFESTREQUEST']._serialized_start=1629
+  _globals['_GETMANIFESTREQUEST']._serialized_end=1686
+  _globals['_LOADMANIFEST']._serialized_start=1689
+  _globals['_LOADMANIFEST']._serialized_end=1833
+  _globals['_REPORTMERGEDREQUEST']._serialized_start=1835
+  _globals['_REPORTMERGEDREQUEST']._serialized_end=1916
+  _globals['_REPORTMERGEDRESPONSE']._serialized_start=1918
+  _globals['_REPORTMERGEDRESPONSE']._serialized_end=1977
+  _globals['_STAGEREQUEST']._serialized_start=1980
+  _globals['_STAGEREQUEST']._serialized_end=2127
+  _globals['_STAGERESPONSE']._serialized_start=2129
+  _globals['_STAGERESPONSE']._serialized_end=2182
+  _globals['_PREPAREREQUEST']._serialized_start=2185
+  _globals['_PREPAREREQUEST']._serialized_end=2344
+  _globals['_PREPARERESPONSE']._serialized_start=2346
+  _globals['_PREPARERESPONSE']._serialized_end=2449
+  _globals['_READCOLUMNSREQUEST']._serialized_start=2452
+  _globals['_READCOLUMNSREQUEST']._serialized_end=2675
+  _globals['_READCOLUMNSRESPONSE']._serialized_start=2678
+  _globals['_READCOLUMNSRESPONSE']._serialized_end=2875
+  _globals['_LOADS']._serialized_start=3096
+  _globals['_LOADS']._serialized_end=3696
+  _globals['_BULK']._serialized_start=3699
+  _globals['_BULK']._serialized_end=3909
 # @@protoc_insertion_point(module_scope)

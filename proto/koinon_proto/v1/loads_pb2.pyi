@@ -130,6 +130,28 @@ class AbortLoadResponse(_message.Message):
     state: LoadState
     def __init__(self, state: _Optional[_Union[LoadState, str]] = ...) -> None: ...
 
+class EmptyKeyspaceRequest(_message.Message):
+    __slots__ = ("cluster_id", "job_id", "keyspace_id", "description")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    job_id: str
+    keyspace_id: int
+    description: str
+    def __init__(self, cluster_id: _Optional[str] = ..., job_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., description: _Optional[str] = ...) -> None: ...
+
+class EmptyKeyspaceResponse(_message.Message):
+    __slots__ = ("state", "load_id", "table_version")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    state: LoadState
+    load_id: int
+    table_version: int
+    def __init__(self, state: _Optional[_Union[LoadState, str]] = ..., load_id: _Optional[int] = ..., table_version: _Optional[int] = ...) -> None: ...
+
 class LoadInfo(_message.Message):
     __slots__ = ("load_id", "job_id", "state", "mode", "prefix", "stream_batch", "description", "partitions", "partitions_merged", "rows", "bytes", "idle_ms", "timeout_ms", "reason", "owner", "keyspace")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]

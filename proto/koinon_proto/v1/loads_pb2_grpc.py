@@ -60,6 +60,11 @@ class LoadsStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_loads__pb2.GetLoadsRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_loads__pb2.GetLoadsResponse.FromString,
                 _registered_method=True)
+        self.EmptyKeyspace = channel.unary_unary(
+                '/koinon.v1.Loads/EmptyKeyspace',
+                request_serializer=koinon__proto_dot_v1_dot_loads__pb2.EmptyKeyspaceRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_loads__pb2.EmptyKeyspaceResponse.FromString,
+                _registered_method=True)
         self.GetManifest = channel.unary_unary(
                 '/koinon.v1.Loads/GetManifest',
                 request_serializer=koinon__proto_dot_v1_dot_loads__pb2.GetManifestRequest.SerializeToString,
@@ -115,6 +120,16 @@ class LoadsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmptyKeyspace(self, request, context):
+        """Open and commit an overwriting load without rows, so that the keyspace ends empty: in one call,
+        for a node whose client may load into every key of the keyspace, which the node has checked.
+        May be repeated with the same job_id. Errors: as of OpenLoad and CommitLoad; after one other
+        than UnknownFate nothing is emptied.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetManifest(self, request, context):
         """What a primary needs to merge. Errors: NotLeader, WrongCluster, LoadClosed (it is not merging).
         """
@@ -157,6 +172,11 @@ def add_LoadsServicer_to_server(servicer, server):
                     servicer.GetLoads,
                     request_deserializer=koinon__proto_dot_v1_dot_loads__pb2.GetLoadsRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_loads__pb2.GetLoadsResponse.SerializeToString,
+            ),
+            'EmptyKeyspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmptyKeyspace,
+                    request_deserializer=koinon__proto_dot_v1_dot_loads__pb2.EmptyKeyspaceRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_loads__pb2.EmptyKeyspaceResponse.SerializeToString,
             ),
             'GetManifest': grpc.unary_unary_rpc_method_handler(
                     servicer.GetManifest,
@@ -305,6 +325,33 @@ class Loads(object):
             '/koinon.v1.Loads/GetLoads',
             koinon__proto_dot_v1_dot_loads__pb2.GetLoadsRequest.SerializeToString,
             koinon__proto_dot_v1_dot_loads__pb2.GetLoadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmptyKeyspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Loads/EmptyKeyspace',
+            koinon__proto_dot_v1_dot_loads__pb2.EmptyKeyspaceRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_loads__pb2.EmptyKeyspaceResponse.FromString,
             options,
             channel_credentials,
             insecure,

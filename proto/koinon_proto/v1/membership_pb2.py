@@ -23,42 +23,47 @@ _sym_db = _symbol_database.Default()
 
 
 from koinon_proto.v1 import access_pb2 as koinon__proto_dot_v1_dot_access__pb2
+from koinon_proto.v1 import raft_pb2 as koinon__proto_dot_v1_dot_raft__pb2
 from koinon_proto.v1 import table_pb2 as koinon__proto_dot_v1_dot_table__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n koinon_proto/v1/membership.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/access.proto\x1a\x1bkoinon_proto/v1/table.proto\"\x93\x02\n\x0fRegisterRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x10\n\x08store_id\x18\x06 \x01(\t\x12\x17\n\x0flast_node_epoch\x18\x07 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x08 \x01(\t\x12\x0e\n\x06weight\x18\t \x01(\r\x12\x15\n\rredis_address\x18\n \x01(\t\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12)\n\x0bredis_ports\x18\x0c \x03(\x0b\x32\x14.koinon.v1.RedisPort\"\xc8\x01\n\x10RegisterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\x12\x10\n\x08lease_ms\x18\x05 \x01(\r\x12%\n\x05table\x18\x06 \x01(\x0b\x32\x16.koinon.v1.TableUpdate\x12&\n\x06\x61\x63\x63\x65ss\x18\x07 \x01(\x0b\x32\x16.koinon.v1.AccessState\"S\n\x0bHostCommand\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\"\xf9\x01\n\tNodeStats\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x11\n\tmap_bytes\x18\x03 \x01(\x04\x12\x18\n\x10reads_per_second\x18\x04 \x01(\x01\x12\x19\n\x11writes_per_second\x18\x05 \x01(\x01\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x07 \x01(\x04\x12\x15\n\rcommit_out_ms\x18\x08 \x01(\r\x12\x11\n\tcommit_ms\x18\t \x01(\r\x12\x10\n\x08tls_mode\x18\n \x01(\t\x12\x16\n\x0eopen_addresses\x18\x0b \x03(\t\"\x8f\x02\n\x0fReplicaProgress\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12/\n\x05stage\x18\x02 \x01(\x0e\x32 .koinon.v1.ReplicaProgress.Stage\x12\x0f\n\x07records\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x15\n\rrecords_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x06 \x01(\x04\"i\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_WAITING\x10\x01\x12\x12\n\x0eSTAGE_SNAPSHOT\x10\x02\x12\x12\n\x0eSTAGE_CATCH_UP\x10\x03\x12\x0e\n\nSTAGE_LIVE\x10\x04\"\xbd\x02\n\x10HeartbeatRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x04\x12\x15\n\rtable_version\x18\x04 \x01(\x04\x12&\n\x06hosted\x18\x05 \x03(\x0b\x32\x16.koinon.v1.HostCommand\x12#\n\x05stats\x18\x06 \x01(\x0b\x32\x14.koinon.v1.NodeStats\x12,\n\x08progress\x18\x07 \x03(\x0b\x32\x1a.koinon.v1.ReplicaProgress\x12\x17\n\x0fregistration_id\x18\n \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65ss_version\x18\x0b \x01(\x04\x12\x18\n\x10\x65rased_keyspaces\x18\x0c \x03(\r\x12\x13\n\x0b\x63\x61ll_number\x18\r \x01(\x04\"\xd4\x01\n\x11HeartbeatResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12%\n\x05table\x18\x03 \x01(\x0b\x32\x16.koinon.v1.TableUpdate\x12(\n\x08\x63ommands\x18\x04 \x03(\x0b\x32\x16.koinon.v1.HostCommand\x12&\n\x06\x61\x63\x63\x65ss\x18\x05 \x01(\x0b\x32\x16.koinon.v1.AccessState\x12\x11\n\tpeer_port\x18\x06 \x01(\r\x12\x13\n\x0b\x63\x61ll_number\x18\x07 \x01(\x04\"~\n\x0fPartitionChange\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07in_sync\x18\x04 \x03(\r\x12\x14\n\x0chand_over_to\x18\x05 \x01(\r\"\xae\x01\n\x16\x41lterPartitionsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x04\x12\x15\n\rtable_version\x18\x04 \x01(\x04\x12+\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1a.koinon.v1.PartitionChange\x12\x17\n\x0fregistration_id\x18\x06 \x01(\t\"R\n\x17\x41lterPartitionsResponse\x12\x10\n\x08rejected\x18\x01 \x03(\r\x12%\n\x05table\x18\x02 \x01(\x0b\x32\x16.koinon.v1.TableUpdate\"`\n\x0cLeaveRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x04 \x01(\t\"\x0f\n\rLeaveResponse2\xaf\x02\n\nMembership\x12\x43\n\x08Register\x12\x1a.koinon.v1.RegisterRequest\x1a\x1b.koinon.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.koinon.v1.HeartbeatRequest\x1a\x1c.koinon.v1.HeartbeatResponse\x12X\n\x0f\x41lterPartitions\x12!.koinon.v1.AlterPartitionsRequest\x1a\".koinon.v1.AlterPartitionsResponse\x12:\n\x05Leave\x12\x17.koinon.v1.LeaveRequest\x1a\x18.koinon.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n koinon_proto/v1/membership.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/access.proto\x1a\x1akoinon_proto/v1/raft.proto\x1a\x1bkoinon_proto/v1/table.proto\"\x93\x02\n\x0fRegisterRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x10\n\x08store_id\x18\x06 \x01(\t\x12\x17\n\x0flast_node_epoch\x18\x07 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x08 \x01(\t\x12\x0e\n\x06weight\x18\t \x01(\r\x12\x15\n\rredis_address\x18\n \x01(\t\x12\x0c\n\x04pool\x18\x0b \x01(\t\x12)\n\x0bredis_ports\x18\x0c \x03(\x0b\x32\x14.koinon.v1.RedisPort\"\xe2\x01\n\x10RegisterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x1d\n\x15heartbeat_interval_ms\x18\x04 \x01(\r\x12\x10\n\x08lease_ms\x18\x05 \x01(\r\x12%\n\x05table\x18\x06 \x01(\x0b\x32\x16.koinon.v1.TableUpdate\x12&\n\x06\x61\x63\x63\x65ss\x18\x07 \x01(\x0b\x32\x16.koinon.v1.AccessState\x12\x18\n\x10known_node_epoch\x18\x08 \x01(\x04\"S\n\x0bHostCommand\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\"\xe7\x02\n\tNodeStats\x12\x0f\n\x07records\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x11\n\tmap_bytes\x18\x03 \x01(\x04\x12\x18\n\x10reads_per_second\x18\x04 \x01(\x01\x12\x19\n\x11writes_per_second\x18\x05 \x01(\x01\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x04\x12\x12\n\ndisk_bytes\x18\x07 \x01(\x04\x12\x15\n\rcommit_out_ms\x18\x08 \x01(\r\x12\x11\n\tcommit_ms\x18\t \x01(\r\x12\x10\n\x08tls_mode\x18\n \x01(\t\x12\x16\n\x0eopen_addresses\x18\x0b \x03(\t\x12\x16\n\x0ereusable_bytes\x18\x0c \x01(\x04\x12\x16\n\x0e\x63lock_ahead_ms\x18\r \x01(\x12\x12\x11\n\told_store\x18\x0e \x01(\t\x12)\n\x06scarce\x18\x0f \x03(\x0b\x32\x19.koinon.v1.ScarceResource\";\n\x0eScarceResource\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04used\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\x04\"6\n\x0ePartitionSizes\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\r\n\x05\x62ytes\x18\x02 \x03(\x04\"\x8f\x02\n\x0fReplicaProgress\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12/\n\x05stage\x18\x02 \x01(\x0e\x32 .koinon.v1.ReplicaProgress.Stage\x12\x0f\n\x07records\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x15\n\rrecords_total\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x06 \x01(\x04\"i\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x11\n\rSTAGE_WAITING\x10\x01\x12\x12\n\x0eSTAGE_SNAPSHOT\x10\x02\x12\x12\n\x0eSTAGE_CATCH_UP\x10\x03\x12\x0e\n\nSTAGE_LIVE\x10\x04\"\xe7\x02\n\x10HeartbeatRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x04\x12\x15\n\rtable_version\x18\x04 \x01(\x04\x12&\n\x06hosted\x18\x05 \x03(\x0b\x32\x16.koinon.v1.HostCommand\x12#\n\x05stats\x18\x06 \x01(\x0b\x32\x14.koinon.v1.NodeStats\x12,\n\x08progress\x18\x07 \x03(\x0b\x32\x1a.koinon.v1.ReplicaProgress\x12\x17\n\x0fregistration_id\x18\n \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65ss_version\x18\x0b \x01(\x04\x12\x18\n\x10\x65rased_keyspaces\x18\x0c \x03(\r\x12\x13\n\x0b\x63\x61ll_number\x18\r \x01(\x04\x12(\n\x05sizes\x18\x0e \x01(\x0b\x32\x19.koinon.v1.PartitionSizes\"\xd2\x01\n\x11HeartbeatResponse\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12%\n\x05table\x18\x03 \x01(\x0b\x32\x16.koinon.v1.TableUpdate\x12(\n\x08\x63ommands\x18\x04 \x03(\x0b\x32\x16.koinon.v1.HostCommand\x12&\n\x06\x61\x63\x63\x65ss\x18\x05 \x01(\x0b\x32\x16.koinon.v1.AccessState\x12\x13\n\x0b\x63\x61ll_number\x18\x06 \x01(\x04\x12\x0f\n\x07wall_ms\x18\x07 \x01(\x04\"~\n\x0fPartitionChange\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07in_sync\x18\x04 \x03(\r\x12\x14\n\x0chand_over_to\x18\x05 \x01(\r\"\xae\x01\n\x16\x41lterPartitionsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x04\x12\x15\n\rtable_version\x18\x04 \x01(\x04\x12+\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x1a.koinon.v1.PartitionChange\x12\x17\n\x0fregistration_id\x18\x06 \x01(\t\"R\n\x17\x41lterPartitionsResponse\x12\x10\n\x08rejected\x18\x01 \x03(\r\x12%\n\x05table\x18\x02 \x01(\x0b\x32\x16.koinon.v1.TableUpdate\"`\n\x0cLeaveRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nnode_epoch\x18\x03 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x04 \x01(\t\"\x0f\n\rLeaveResponse2\xb5\x02\n\nMembership\x12\x43\n\x08Register\x12\x1a.koinon.v1.RegisterRequest\x1a\x1b.koinon.v1.RegisterResponse\x12L\n\x0bGetPeerPort\x12\x1d.koinon.v1.GetPeerPortRequest\x1a\x1e.koinon.v1.GetPeerPortResponse\x12X\n\x0f\x41lterPartitions\x12!.koinon.v1.AlterPartitionsRequest\x1a\".koinon.v1.AlterPartitionsResponse\x12:\n\x05Leave\x12\x17.koinon.v1.LeaveRequest\x1a\x18.koinon.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.membership_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERREQUEST']._serialized_start=107
-  _globals['_REGISTERREQUEST']._serialized_end=382
-  _globals['_REGISTERRESPONSE']._serialized_start=385
-  _globals['_REGISTERRESPONSE']._serialized_end=585
-  _globals['_HOSTCOMMAND']._serialized_start=587
-  _globals['_HOSTCOMMAND']._serialized_end=670
-  _globals['_NODESTATS']._serialized_start=673
-  _globals['_NODESTATS']._serialized_end=922
-  _globals['_REPLICAPROGRESS']._serialized_start=925
-  _globals['_REPLICAPROGRESS']._serialized_end=1196
-  _globals['_REPLICAPROGRESS_STAGE']._serialized_start=1091
-  _globals['_REPLICAPROGRESS_STAGE']._serialized_end=1196
-  _globals['_HEARTBEATREQUEST']._serialized_start=1199
-  _globals['_HEARTBEATREQUEST']._serialized_end=1516
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1519
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1731
-  _globals['_PARTITIONCHANGE']._serialized_start=1733
-  _globals['_PARTITIONCHANGE']._serialized_end=1859
-  _globals['_ALTERPARTITIONSREQUEST']._serialized_start=1862
-  _globals['_ALTERPARTITIONSREQUEST']._serialized_end=2036
-  _globals['_ALTERPARTITIONSRESPONSE']._serialized_start=2038
-  _globals['_ALTERPARTITIONSRESPONSE']._serialized_end=2120
-  _globals['_LEAVEREQUEST']._serialized_start=2122
-  _globals['_LEAVEREQUEST']._serialized_end=2218
-  _globals['_LEAVERESPONSE']._serialized_start=2220
-  _globals['_LEAVERESPONSE']._serialized_end=2235
-  _globals['_MEMBERSHIP']._serialized_start=2238
-  _globals['_MEMBERSHIP']._serialized_end=2541
+  _globals['_REGISTERREQUEST']._serialized_start=135
+  _globals['_REGISTERREQUEST']._serialized_end=410
+  _globals['_REGISTERRESPONSE']._serialized_start=413
+  _globals['_REGISTERRESPONSE']._serialized_end=639
+  _globals['_HOSTCOMMAND']._serialized_start=641
+  _globals['_HOSTCOMMAND']._serialized_end=724
+  _globals['_NODESTATS']._serialized_start=727
+  _globals['_NODESTATS']._serialized_end=1086
+  _globals['_SCARCERESOURCE']._serialized_start=1088
+  _globals['_SCARCERESOURCE']._serialized_end=1147
+  _globals['_PARTITIONSIZES']._serialized_start=1149
+  _globals['_PARTITIONSIZES']._serialized_end=1203
+  _globals['_REPLICAPROGRESS']._serialized_start=1206
+  _globals['_REPLICAPROGRESS']._serialized_end=1477
+  _globals['_REPLICAPROGRESS_STAGE']._serialized_start=1372
+  _globals['_REPLICAPROGRESS_STAGE']._serialized_end=1477
+  _globals['_HEARTBEATREQUEST']._serialized_start=1480
+  _globals['_HEARTBEATREQUEST']._serialized_end=1839
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1842
+  _globals['_HEARTBEATRESPONSE']._serialized_end=2052
+  _globals['_PARTITIONCHANGE']._serialized_start=2054
+  _globals['_PARTITIONCHANGE']._serialized_end=2180
+  _globals['_ALTERPARTITIONSREQUEST']._serialized_start=2183
+  _globals['_ALTERPARTITIONSREQUEST']._serialized_end=2357
+  _globals['_ALTERPARTITIONSRESPONSE']._serialized_start=2359
+  _globals['_ALTERPARTITIONSRESPONSE']._serialized_end=2441
+  _globals['_LEAVEREQUEST']._serialized_start=2443
+  _globals['_LEAVEREQUEST']._serialized_end=2539
+  _globals['_LEAVERESPONSE']._serialized_start=2541
+  _globals['_LEAVERESPONSE']._serialized_end=2556
+  _globals['_MEMBERSHIP']._serialized_start=2559
+  _globals['_MEMBERSHIP']._serialized_end=2868
 # @@protoc_insertion_point(module_scope)

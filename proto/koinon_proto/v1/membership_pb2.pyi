@@ -1,4 +1,5 @@
 from koinon_proto.v1 import access_pb2 as _access_pb2
+from koinon_proto.v1 import raft_pb2 as _raft_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -38,7 +39,7 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ..., redis_ports: _Optional[_Iterable[_Union[_table_pb2.RedisPort, _Mapping]]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table", "access")
+    __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table", "access", "known_node_epoch")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +47,7 @@ class RegisterResponse(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_epoch: int
     term: int
@@ -53,7 +55,8 @@ class RegisterResponse(_message.Message):
     lease_ms: int
     table: _table_pb2.TableUpdate
     access: _access_pb2.AccessState
-    def __init__(self, cluster_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., term: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
+    known_node_epoch: int
+    def __init__(self, cluster_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., term: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., known_node_epoch: _Optional[int] = ...) -> None: ...
 
 class HostCommand(_message.Message):
     __slots__ = ("partition_id", "primary_epoch", "partition_epoch")
@@ -66,7 +69,7 @@ class HostCommand(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("records", "used_bytes", "map_bytes", "reads_per_second", "writes_per_second", "disk_free_bytes", "disk_bytes", "commit_out_ms", "commit_ms", "tls_mode", "open_addresses")
+    __slots__ = ("records", "used_bytes", "map_bytes", "reads_per_second", "writes_per_second", "disk_free_bytes", "disk_bytes", "commit_out_ms", "commit_ms", "tls_mode", "open_addresses", "reusable_bytes", "clock_ahead_ms", "old_store", "scarce")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAP_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +81,10 @@ class NodeStats(_message.Message):
     COMMIT_MS_FIELD_NUMBER: _ClassVar[int]
     TLS_MODE_FIELD_NUMBER: _ClassVar[int]
     OPEN_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    REUSABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_MS_FIELD_NUMBER: _ClassVar[int]
+    OLD_STORE_FIELD_NUMBER: _ClassVar[int]
+    SCARCE_FIELD_NUMBER: _ClassVar[int]
     records: int
     used_bytes: int
     map_bytes: int
@@ -89,7 +96,29 @@ class NodeStats(_message.Message):
     commit_ms: int
     tls_mode: str
     open_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., commit_out_ms: _Optional[int] = ..., commit_ms: _Optional[int] = ..., tls_mode: _Optional[str] = ..., open_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    reusable_bytes: int
+    clock_ahead_ms: int
+    old_store: str
+    scarce: _containers.RepeatedCompositeFieldContainer[ScarceResource]
+    def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., commit_out_ms: _Optional[int] = ..., commit_ms: _Optional[int] = ..., tls_mode: _Optional[str] = ..., open_addresses: _Optional[_Iterable[str]] = ..., reusable_bytes: _Optional[int] = ..., clock_ahead_ms: _Optional[int] = ..., old_store: _Optional[str] = ..., scarce: _Optional[_Iterable[_Union[ScarceResource, _Mapping]]] = ...) -> None: ...
+
+class ScarceResource(_message.Message):
+    __slots__ = ("name", "used", "limit")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    used: int
+    limit: int
+    def __init__(self, name: _Optional[str] = ..., used: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class PartitionSizes(_message.Message):
+    __slots__ = ("partition_ids", "bytes")
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaProgress(_message.Message):
     __slots__ = ("partition_id", "stage", "records", "bytes", "records_total", "bytes_total")
@@ -120,7 +149,7 @@ class ReplicaProgress(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., stage: _Optional[_Union[ReplicaProgress.Stage, str]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., records_total: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces", "call_number")
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces", "call_number", "sizes")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +161,7 @@ class HeartbeatRequest(_message.Message):
     ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
     ERASED_KEYSPACES_FIELD_NUMBER: _ClassVar[int]
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_id: str
     node_epoch: int
@@ -143,25 +173,26 @@ class HeartbeatRequest(_message.Message):
     access_version: int
     erased_keyspaces: _containers.RepeatedScalarFieldContainer[int]
     call_number: int
-    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ..., call_number: _Optional[int] = ...) -> None: ...
+    sizes: PartitionSizes
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ..., call_number: _Optional[int] = ..., sizes: _Optional[_Union[PartitionSizes, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("term", "lease_ms", "table", "commands", "access", "peer_port", "call_number")
+    __slots__ = ("term", "lease_ms", "table", "commands", "access", "call_number", "wall_ms")
     TERM_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
-    PEER_PORT_FIELD_NUMBER: _ClassVar[int]
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     term: int
     lease_ms: int
     table: _table_pb2.TableUpdate
     commands: _containers.RepeatedCompositeFieldContainer[HostCommand]
     access: _access_pb2.AccessState
-    peer_port: int
     call_number: int
-    def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., peer_port: _Optional[int] = ..., call_number: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., call_number: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class PartitionChange(_message.Message):
     __slots__ = ("partition_id", "primary_epoch", "partition_epoch", "in_sync", "hand_over_to")

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from koinon_proto.v1 import membership_pb2 as koinon__proto_dot_v1_dot_membership__pb2
+from koinon_proto.v1 import raft_pb2 as koinon__proto_dot_v1_dot_raft__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -39,10 +40,10 @@ class MembershipStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_membership__pb2.RegisterRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_membership__pb2.RegisterResponse.FromString,
                 _registered_method=True)
-        self.Heartbeat = channel.unary_unary(
-                '/koinon.v1.Membership/Heartbeat',
-                request_serializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatResponse.FromString,
+        self.GetPeerPort = channel.unary_unary(
+                '/koinon.v1.Membership/GetPeerPort',
+                request_serializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortResponse.FromString,
                 _registered_method=True)
         self.AlterPartitions = channel.unary_unary(
                 '/koinon.v1.Membership/AlterPartitions',
@@ -68,8 +69,8 @@ class MembershipServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Heartbeat(self, request, context):
-        """Errors: NotLeader, NodeFenced (register again), UnknownNode, WrongCluster.
+    def GetPeerPort(self, request, context):
+        """The port at which the leader takes heartbeats. Errors: NotLeader, Unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,7 +79,7 @@ class MembershipServicer(object):
     def AlterPartitions(self, request, context):
         """What a primary wants changed in the rows that it leads. Answers when the outcome is committed;
         a row whose epochs are not the named ones is left alone and listed.
-        Errors: as Heartbeat; UnknownFate.
+        Errors: as a heartbeat; UnknownFate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +88,7 @@ class MembershipServicer(object):
     def Leave(self, request, context):
         """The node stops, serves nothing any more and has given up its lease: it is fenced at once, and
         need not wait for that lease when it registers again. Answers when that is committed.
-        Errors: as Heartbeat; UnknownFate.
+        Errors: as a heartbeat; UnknownFate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,10 +102,10 @@ def add_MembershipServicer_to_server(servicer, server):
                     request_deserializer=koinon__proto_dot_v1_dot_membership__pb2.RegisterRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_membership__pb2.RegisterResponse.SerializeToString,
             ),
-            'Heartbeat': grpc.unary_unary_rpc_method_handler(
-                    servicer.Heartbeat,
-                    request_deserializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatRequest.FromString,
-                    response_serializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatResponse.SerializeToString,
+            'GetPeerPort': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPeerPort,
+                    request_deserializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortResponse.SerializeToString,
             ),
             'AlterPartitions': grpc.unary_unary_rpc_method_handler(
                     servicer.AlterPartitions,
@@ -155,7 +156,7 @@ class Membership(object):
             _registered_method=True)
 
     @staticmethod
-    def Heartbeat(request,
+    def GetPeerPort(request,
             target,
             options=(),
             channel_credentials=None,
@@ -168,9 +169,9 @@ class Membership(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/koinon.v1.Membership/Heartbeat',
-            koinon__proto_dot_v1_dot_membership__pb2.HeartbeatRequest.SerializeToString,
-            koinon__proto_dot_v1_dot_membership__pb2.HeartbeatResponse.FromString,
+            '/koinon.v1.Membership/GetPeerPort',
+            koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,43 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akoinon_proto/v1/raft.proto\x12\tkoinon.v1\"\x92\x01\n\tRaftHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x13\n\x0breceiver_id\x18\x06 \x01(\t\x12\x11\n\tpeer_port\x18\x07 \x01(\r\"Z\n\tRaftBatch\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x14.koinon.v1.RaftHello\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.koinon.v1.RaftMessage\"\x96\x02\n\x11RaftExchangeReply\x12\x35\n\x07refusal\x18\x01 \x01(\x0e\x32$.koinon.v1.RaftExchangeReply.Refusal\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\"\xaa\x01\n\x07Refusal\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x13\n\x0fREFUSAL_VERSION\x10\x01\x12\x11\n\rREFUSAL_GROUP\x10\x02\x12\x14\n\x10REFUSAL_RECEIVER\x10\x03\x12\x19\n\x15REFUSAL_STORE_CHANGED\x10\x04\x12\x15\n\x11REFUSAL_MALFORMED\x10\x05\x12\x16\n\x12REFUSAL_NOT_MEMBER\x10\x06\"\xd4\x0b\n\x0bRaftMessage\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12:\n\x0cvote_request\x18\x02 \x01(\x0b\x32\".koinon.v1.RaftMessage.VoteRequestH\x00\x12\x36\n\nvote_reply\x18\x03 \x01(\x0b\x32 .koinon.v1.RaftMessage.VoteReplyH\x00\x12>\n\x0e\x61ppend_request\x18\x04 \x01(\x0b\x32$.koinon.v1.RaftMessage.AppendRequestH\x00\x12:\n\x0c\x61ppend_reply\x18\x05 \x01(\x0b\x32\".koinon.v1.RaftMessage.AppendReplyH\x00\x12\x44\n\x11heartbeat_request\x18\x06 \x01(\x0b\x32\'.koinon.v1.RaftMessage.HeartbeatRequestH\x00\x12@\n\x0fheartbeat_reply\x18\x07 \x01(\x0b\x32%.koinon.v1.RaftMessage.HeartbeatReplyH\x00\x12>\n\x0esnapshot_chunk\x18\x08 \x01(\x0b\x32$.koinon.v1.RaftMessage.SnapshotChunkH\x00\x12>\n\x0esnapshot_reply\x18\t \x01(\x0b\x32$.koinon.v1.RaftMessage.SnapshotReplyH\x00\x12\x38\n\x0btimeout_now\x18\n \x01(\x0b\x32!.koinon.v1.RaftMessage.TimeoutNowH\x00\x1aX\n\x0bVoteRequest\x12\x12\n\nlast_index\x18\x01 \x01(\x04\x12\x11\n\tlast_term\x18\x02 \x01(\x04\x12\x10\n\x08pre_vote\x18\x03 \x01(\x08\x12\x10\n\x08transfer\x18\x04 \x01(\x08\x1a\x44\n\tVoteReply\x12\x14\n\x0crequest_term\x18\x01 \x01(\x04\x12\x10\n\x08pre_vote\x18\x02 \x01(\x08\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x1a\xbe\x01\n\rAppendRequest\x12\x16\n\x0eprevious_index\x18\x01 \x01(\x04\x12\x15\n\rprevious_term\x18\x02 \x01(\x04\x12\x13\n\x0b\x65ntry_terms\x18\x03 \x03(\x04\x12-\n\x0b\x65ntry_kinds\x18\x04 \x03(\x0e\x32\x18.koinon.v1.RaftEntryKind\x12\x12\n\nentry_data\x18\x05 \x03(\x0c\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x04\x12\x10\n\x08round_id\x18\x07 \x01(\x04\x1a\x84\x01\n\x0b\x41ppendReply\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x03 \x01(\x04\x12\x16\n\x0erejected_index\x18\x04 \x01(\x04\x12\x12\n\nhint_index\x18\x05 \x01(\x04\x12\x11\n\thint_term\x18\x06 \x01(\x04\x1a:\n\x10HeartbeatRequest\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x1a\"\n\x0eHeartbeatReply\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x1a\xab\x01\n\rSnapshotChunk\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_index\x18\x02 \x01(\x04\x12\x15\n\rsnapshot_term\x18\x03 \x01(\x04\x12\x15\n\rconfiguration\x18\x04 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x07\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\x0c\x1ay\n\rSnapshotReply\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x63hunk_offset\x18\x03 \x01(\x04\x12\x13\n\x0bnext_offset\x18\x04 \x01(\x04\x12\x13\n\x0bmatch_index\x18\x05 \x01(\x04\x1a\x0c\n\nTimeoutNowB\x06\n\x04\x62ody*\x8a\x01\n\rRaftEntryKind\x12\x1f\n\x1bRAFT_ENTRY_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17RAFT_ENTRY_KIND_COMMAND\x10\x01\x12\x18\n\x14RAFT_ENTRY_KIND_NOOP\x10\x02\x12!\n\x1dRAFT_ENTRY_KIND_CONFIGURATION\x10\x03\x32H\n\x04Raft\x12@\n\x08\x45xchange\x12\x14.koinon.v1.RaftBatch\x1a\x1c.koinon.v1.RaftExchangeReply(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akoinon_proto/v1/raft.proto\x12\tkoinon.v1\"\x14\n\x12GetPeerPortRequest\"(\n\x13GetPeerPortResponse\x12\x11\n\tpeer_port\x18\x01 \x01(\r\"\x7f\n\tRaftHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05group\x18\x02 \x01(\t\x12\x11\n\tmember_id\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x13\n\x0breceiver_id\x18\x06 \x01(\t\"Z\n\tRaftBatch\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x14.koinon.v1.RaftHello\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.koinon.v1.RaftMessage\"\x96\x02\n\x11RaftExchangeReply\x12\x35\n\x07refusal\x18\x01 \x01(\x0e\x32$.koinon.v1.RaftExchangeReply.Refusal\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\"\xaa\x01\n\x07Refusal\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x13\n\x0fREFUSAL_VERSION\x10\x01\x12\x11\n\rREFUSAL_GROUP\x10\x02\x12\x14\n\x10REFUSAL_RECEIVER\x10\x03\x12\x19\n\x15REFUSAL_STORE_CHANGED\x10\x04\x12\x15\n\x11REFUSAL_MALFORMED\x10\x05\x12\x16\n\x12REFUSAL_NOT_MEMBER\x10\x06\"\xd4\x0b\n\x0bRaftMessage\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12:\n\x0cvote_request\x18\x02 \x01(\x0b\x32\".koinon.v1.RaftMessage.VoteRequestH\x00\x12\x36\n\nvote_reply\x18\x03 \x01(\x0b\x32 .koinon.v1.RaftMessage.VoteReplyH\x00\x12>\n\x0e\x61ppend_request\x18\x04 \x01(\x0b\x32$.koinon.v1.RaftMessage.AppendRequestH\x00\x12:\n\x0c\x61ppend_reply\x18\x05 \x01(\x0b\x32\".koinon.v1.RaftMessage.AppendReplyH\x00\x12\x44\n\x11heartbeat_request\x18\x06 \x01(\x0b\x32\'.koinon.v1.RaftMessage.HeartbeatRequestH\x00\x12@\n\x0fheartbeat_reply\x18\x07 \x01(\x0b\x32%.koinon.v1.RaftMessage.HeartbeatReplyH\x00\x12>\n\x0esnapshot_chunk\x18\x08 \x01(\x0b\x32$.koinon.v1.RaftMessage.SnapshotChunkH\x00\x12>\n\x0esnapshot_reply\x18\t \x01(\x0b\x32$.koinon.v1.RaftMessage.SnapshotReplyH\x00\x12\x38\n\x0btimeout_now\x18\n \x01(\x0b\x32!.koinon.v1.RaftMessage.TimeoutNowH\x00\x1aX\n\x0bVoteRequest\x12\x12\n\nlast_index\x18\x01 \x01(\x04\x12\x11\n\tlast_term\x18\x02 \x01(\x04\x12\x10\n\x08pre_vote\x18\x03 \x01(\x08\x12\x10\n\x08transfer\x18\x04 \x01(\x08\x1a\x44\n\tVoteReply\x12\x14\n\x0crequest_term\x18\x01 \x01(\x04\x12\x10\n\x08pre_vote\x18\x02 \x01(\x08\x12\x0f\n\x07granted\x18\x03 \x01(\x08\x1a\xbe\x01\n\rAppendRequest\x12\x16\n\x0eprevious_index\x18\x01 \x01(\x04\x12\x15\n\rprevious_term\x18\x02 \x01(\x04\x12\x13\n\x0b\x65ntry_terms\x18\x03 \x03(\x04\x12-\n\x0b\x65ntry_kinds\x18\x04 \x03(\x0e\x32\x18.koinon.v1.RaftEntryKind\x12\x12\n\nentry_data\x18\x05 \x03(\x0c\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x04\x12\x10\n\x08round_id\x18\x07 \x01(\x04\x1a\x84\x01\n\x0b\x41ppendReply\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x0f\n\x07success\x18\x02 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x03 \x01(\x04\x12\x16\n\x0erejected_index\x18\x04 \x01(\x04\x12\x12\n\nhint_index\x18\x05 \x01(\x04\x12\x11\n\thint_term\x18\x06 \x01(\x04\x1a:\n\x10HeartbeatRequest\x12\x14\n\x0c\x63ommit_index\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x04\x1a\"\n\x0eHeartbeatReply\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x1a\xab\x01\n\rSnapshotChunk\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_index\x18\x02 \x01(\x04\x12\x15\n\rsnapshot_term\x18\x03 \x01(\x04\x12\x15\n\rconfiguration\x18\x04 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x07\x12\x0e\n\x06offset\x18\x07 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\x0c\x1ay\n\rSnapshotReply\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x16\n\x0esnapshot_index\x18\x02 \x01(\x04\x12\x14\n\x0c\x63hunk_offset\x18\x03 \x01(\x04\x12\x13\n\x0bnext_offset\x18\x04 \x01(\x04\x12\x13\n\x0bmatch_index\x18\x05 \x01(\x04\x1a\x0c\n\nTimeoutNowB\x06\n\x04\x62ody*\x8a\x01\n\rRaftEntryKind\x12\x1f\n\x1bRAFT_ENTRY_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17RAFT_ENTRY_KIND_COMMAND\x10\x01\x12\x18\n\x14RAFT_ENTRY_KIND_NOOP\x10\x02\x12!\n\x1dRAFT_ENTRY_KIND_CONFIGURATION\x10\x03\x32T\n\x04Raft\x12L\n\x0bGetPeerPort\x12\x1d.koinon.v1.GetPeerPortRequest\x1a\x1e.koinon.v1.GetPeerPortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RAFTENTRYKIND']._serialized_start=2059
-  _globals['_RAFTENTRYKIND']._serialized_end=2197
-  _globals['_RAFTHELLO']._serialized_start=42
-  _globals['_RAFTHELLO']._serialized_end=188
-  _globals['_RAFTBATCH']._serialized_start=190
-  _globals['_RAFTBATCH']._serialized_end=280
-  _globals['_RAFTEXCHANGEREPLY']._serialized_start=283
-  _globals['_RAFTEXCHANGEREPLY']._serialized_end=561
-  _globals['_RAFTEXCHANGEREPLY_REFUSAL']._serialized_start=391
-  _globals['_RAFTEXCHANGEREPLY_REFUSAL']._serialized_end=561
-  _globals['_RAFTMESSAGE']._serialized_start=564
-  _globals['_RAFTMESSAGE']._serialized_end=2056
-  _globals['_RAFTMESSAGE_VOTEREQUEST']._serialized_start=1155
-  _globals['_RAFTMESSAGE_VOTEREQUEST']._serialized_end=1243
-  _globals['_RAFTMESSAGE_VOTEREPLY']._serialized_start=1245
-  _globals['_RAFTMESSAGE_VOTEREPLY']._serialized_end=1313
-  _globals['_RAFTMESSAGE_APPENDREQUEST']._serialized_start=1316
-  _globals['_RAFTMESSAGE_APPENDREQUEST']._serialized_end=1506
-  _globals['_RAFTMESSAGE_APPENDREPLY']._serialized_start=1509
-  _globals['_RAFTMESSAGE_APPENDREPLY']._serialized_end=1641
-  _globals['_RAFTMESSAGE_HEARTBEATREQUEST']._serialized_start=1643
-  _globals['_RAFTMESSAGE_HEARTBEATREQUEST']._serialized_end=1701
-  _globals['_RAFTMESSAGE_HEARTBEATREPLY']._serialized_start=1703
-  _globals['_RAFTMESSAGE_HEARTBEATREPLY']._serialized_end=1737
-  _globals['_RAFTMESSAGE_SNAPSHOTCHUNK']._serialized_start=1740
-  _globals['_RAFTMESSAGE_SNAPSHOTCHUNK']._serialized_end=1911
-  _globals['_RAFTMESSAGE_SNAPSHOTREPLY']._serialized_start=1913
-  _globals['_RAFTMESSAGE_SNAPSHOTREPLY']._serialized_end=2034
-  _globals['_RAFTMESSAGE_TIMEOUTNOW']._serialized_start=2036
-  _globals['_RAFTMESSAGE_TIMEOUTNOW']._serialized_end=2048
-  _globals['_RAFT']._serialized_start=2199
-  _globals['_RAFT']._serialized_end=2271
+  _globals['_RAFTENTRYKIND']._serialized_start=2103
+  _globals['_RAFTENTRYKIND']._serialized_end=2241
+  _globals['_GETPEERPORTREQUEST']._serialized_start=41
+  _globals['_GETPEERPORTREQUEST']._serialized_end=61
+  _globals['_GETPEERPORTRESPONSE']._serialized_start=63
+  _globals['_GETPEERPORTRESPONSE']._serialized_end=103
+  _globals['_RAFTHELLO']._serialized_start=105
+  _globals['_RAFTHELLO']._serialized_end=232
+  _globals['_RAFTBATCH']._serialized_start=234
+  _globals['_RAFTBATCH']._serialized_end=324
+  _globals['_RAFTEXCHANGEREPLY']._serialized_start=327
+  _globals['_RAFTEXCHANGEREPLY']._serialized_end=605
+  _globals['_RAFTEXCHANGEREPLY_REFUSAL']._serialized_start=435
+  _globals['_RAFTEXCHANGEREPLY_REFUSAL']._serialized_end=605
+  _globals['_RAFTMESSAGE']._serialized_start=608
+  _globals['_RAFTMESSAGE']._serialized_end=2100
+  _globals['_RAFTMESSAGE_VOTEREQUEST']._serialized_start=1199
+  _globals['_RAFTMESSAGE_VOTEREQUEST']._serialized_end=1287
+  _globals['_RAFTMESSAGE_VOTEREPLY']._serialized_start=1289
+  _globals['_RAFTMESSAGE_VOTEREPLY']._serialized_end=1357
+  _globals['_RAFTMESSAGE_APPENDREQUEST']._serialized_start=1360
+  _globals['_RAFTMESSAGE_APPENDREQUEST']._serialized_end=1550
+  _globals['_RAFTMESSAGE_APPENDREPLY']._serialized_start=1553
+  _globals['_RAFTMESSAGE_APPENDREPLY']._serialized_end=1685
+  _globals['_RAFTMESSAGE_HEARTBEATREQUEST']._serialized_start=1687
+  _globals['_RAFTMESSAGE_HEARTBEATREQUEST']._serialized_end=1745
+  _globals['_RAFTMESSAGE_HEARTBEATREPLY']._serialized_start=1747
+  _globals['_RAFTMESSAGE_HEARTBEATREPLY']._serialized_end=1781
+  _globals['_RAFTMESSAGE_SNAPSHOTCHUNK']._serialized_start=1784
+  _globals['_RAFTMESSAGE_SNAPSHOTCHUNK']._serialized_end=1955
+  _globals['_RAFTMESSAGE_SNAPSHOTREPLY']._serialized_start=1957
+  _globals['_RAFTMESSAGE_SNAPSHOTREPLY']._serialized_end=2078
+  _globals['_RAFTMESSAGE_TIMEOUTNOW']._serialized_start=2080
+  _globals['_RAFTMESSAGE_TIMEOUTNOW']._serialized_end=2092
+  _globals['_RAFT']._serialized_start=2243
+  _globals['_RAFT']._serialized_end=2327
 # @@protoc_insertion_point(module_scope)

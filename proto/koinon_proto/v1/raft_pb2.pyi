@@ -18,23 +18,31 @@ RAFT_ENTRY_KIND_COMMAND: RaftEntryKind
 RAFT_ENTRY_KIND_NOOP: RaftEntryKind
 RAFT_ENTRY_KIND_CONFIGURATION: RaftEntryKind
 
+class GetPeerPortRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPeerPortResponse(_message.Message):
+    __slots__ = ("peer_port",)
+    PEER_PORT_FIELD_NUMBER: _ClassVar[int]
+    peer_port: int
+    def __init__(self, peer_port: _Optional[int] = ...) -> None: ...
+
 class RaftHello(_message.Message):
-    __slots__ = ("protocol_version", "group", "member_id", "store_id", "address", "receiver_id", "peer_port")
+    __slots__ = ("protocol_version", "group", "member_id", "store_id", "address", "receiver_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_ID_FIELD_NUMBER: _ClassVar[int]
-    PEER_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     group: str
     member_id: str
     store_id: str
     address: str
     receiver_id: str
-    peer_port: int
-    def __init__(self, protocol_version: _Optional[int] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., store_id: _Optional[str] = ..., address: _Optional[str] = ..., receiver_id: _Optional[str] = ..., peer_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., store_id: _Optional[str] = ..., address: _Optional[str] = ..., receiver_id: _Optional[str] = ...) -> None: ...
 
 class RaftBatch(_message.Message):
     __slots__ = ("hello", "messages")

@@ -34,18 +34,19 @@ class RaftStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Exchange = channel.stream_unary(
-                '/koinon.v1.Raft/Exchange',
-                request_serializer=koinon__proto_dot_v1_dot_raft__pb2.RaftBatch.SerializeToString,
-                response_deserializer=koinon__proto_dot_v1_dot_raft__pb2.RaftExchangeReply.FromString,
+        self.GetPeerPort = channel.unary_unary(
+                '/koinon.v1.Raft/GetPeerPort',
+                request_serializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortResponse.FromString,
                 _registered_method=True)
 
 
 class RaftServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Exchange(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+    def GetPeerPort(self, request, context):
+        """Where this member takes the streams of other coordinators. Errors: Unavailable.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -53,10 +54,10 @@ class RaftServicer(object):
 
 def add_RaftServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Exchange': grpc.stream_unary_rpc_method_handler(
-                    servicer.Exchange,
-                    request_deserializer=koinon__proto_dot_v1_dot_raft__pb2.RaftBatch.FromString,
-                    response_serializer=koinon__proto_dot_v1_dot_raft__pb2.RaftExchangeReply.SerializeToString,
+            'GetPeerPort': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPeerPort,
+                    request_deserializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -70,7 +71,7 @@ class Raft(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Exchange(request_iterator,
+    def GetPeerPort(request,
             target,
             options=(),
             channel_credentials=None,
@@ -80,12 +81,12 @@ class Raft(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/koinon.v1.Raft/Exchange',
-            koinon__proto_dot_v1_dot_raft__pb2.RaftBatch.SerializeToString,
-            koinon__proto_dot_v1_dot_raft__pb2.RaftExchangeReply.FromString,
+            '/koinon.v1.Raft/GetPeerPort',
+            koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_raft__pb2.GetPeerPortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,22 +22,20 @@ class FollowRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[FollowHello, _Mapping]] = ..., open: _Optional[_Union[OpenPartitions, _Mapping]] = ..., ack: _Optional[_Union[BatchAck, _Mapping]] = ..., positions: _Optional[_Union[PositionAcks, _Mapping]] = ..., close: _Optional[_Union[ClosePartitions, _Mapping]] = ...) -> None: ...
 
 class FollowHello(_message.Message):
-    __slots__ = ("protocol_version", "cluster_id", "node_number", "node_epoch", "to_node_number", "registration_id", "columns_flags")
+    __slots__ = ("protocol_version", "cluster_id", "node_number", "node_epoch", "to_node_number", "registration_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TO_NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
-    COLUMNS_FLAGS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster_id: str
     node_number: int
     node_epoch: int
     to_node_number: int
     registration_id: str
-    columns_flags: int
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_number: _Optional[int] = ..., node_epoch: _Optional[int] = ..., to_node_number: _Optional[int] = ..., registration_id: _Optional[str] = ..., columns_flags: _Optional[int] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_number: _Optional[int] = ..., node_epoch: _Optional[int] = ..., to_node_number: _Optional[int] = ..., registration_id: _Optional[str] = ...) -> None: ...
 
 class EpochStart(_message.Message):
     __slots__ = ("primary_epoch", "previous_sequence")

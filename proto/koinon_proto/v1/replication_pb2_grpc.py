@@ -34,11 +34,6 @@ class ReplicationStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Follow = channel.stream_stream(
-                '/koinon.v1.Replication/Follow',
-                request_serializer=koinon__proto_dot_v1_dot_replication__pb2.FollowRequest.SerializeToString,
-                response_deserializer=koinon__proto_dot_v1_dot_replication__pb2.FollowResponse.FromString,
-                _registered_method=True)
         self.ReadPage = channel.unary_unary(
                 '/koinon.v1.Replication/ReadPage',
                 request_serializer=koinon__proto_dot_v1_dot_replication__pb2.ReadPageRequest.SerializeToString,
@@ -64,17 +59,9 @@ class ReplicationStub(object):
 class ReplicationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Follow(self, request_iterator, context):
-        """One stream from a follower node to a primary node, for all partitions between the two.
-        Errors: WrongCluster, NotPrimary, NodeFenced, UnsupportedVersion, ResourceExhausted.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ReadPage(self, request, context):
         """One page of a pass, or the current records of named keys. Stateless but for the hold on the
-        purge floor, which a Follow stream with the partition open keeps.
+        purge floor, which a stream with the partition open keeps.
         Errors: WrongCluster, NotPrimary, TableBehind, Unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -104,11 +91,6 @@ class ReplicationServicer(object):
 
 def add_ReplicationServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Follow': grpc.stream_stream_rpc_method_handler(
-                    servicer.Follow,
-                    request_deserializer=koinon__proto_dot_v1_dot_replication__pb2.FollowRequest.FromString,
-                    response_serializer=koinon__proto_dot_v1_dot_replication__pb2.FollowResponse.SerializeToString,
-            ),
             'ReadPage': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadPage,
                     request_deserializer=koinon__proto_dot_v1_dot_replication__pb2.ReadPageRequest.FromString,
@@ -139,33 +121,6 @@ def add_ReplicationServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Replication(object):
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def Follow(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/koinon.v1.Replication/Follow',
-            koinon__proto_dot_v1_dot_replication__pb2.FollowRequest.SerializeToString,
-            koinon__proto_dot_v1_dot_replication__pb2.FollowResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def ReadPage(request,

@@ -86,7 +86,7 @@ class CreateClusterCommand(_message.Message):
     def __init__(self, config: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeCommand(_message.Message):
-    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts", "redis_address", "pool", "redis_ports")
+    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "redis_address", "pool", "redis_ports")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -95,7 +95,6 @@ class RegisterNodeCommand(_message.Message):
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    BASE_EPOCH_COUNTS_FIELD_NUMBER: _ClassVar[int]
     REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     REDIS_PORTS_FIELD_NUMBER: _ClassVar[int]
@@ -107,11 +106,10 @@ class RegisterNodeCommand(_message.Message):
     registration_id: str
     known_node_epoch: int
     weight: int
-    base_epoch_counts: bool
     redis_address: str
     pool: str
     redis_ports: _containers.RepeatedCompositeFieldContainer[_table_pb2.RedisPort]
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ..., redis_ports: _Optional[_Iterable[_Union[_table_pb2.RedisPort, _Mapping]]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ..., redis_ports: _Optional[_Iterable[_Union[_table_pb2.RedisPort, _Mapping]]] = ...) -> None: ...
 
 class ConfirmRegistrationCommand(_message.Message):
     __slots__ = ("node_number", "node_epoch")
@@ -501,19 +499,15 @@ class StrandedPartition(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ..., store_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeRecord(_message.Message):
-    __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed", "left_behind_store_id", "left_behind_node_epoch", "draining")
+    __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed", "draining")
     INFO_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
-    LEFT_BEHIND_STORE_ID_FIELD_NUMBER: _ClassVar[int]
-    LEFT_BEHIND_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     info: _table_pb2.NodeInfo
     registration_id: str
     base_node_epoch: int
     confirmed: bool
-    left_behind_store_id: str
-    left_behind_node_epoch: int
     draining: bool
-    def __init__(self, info: _Optional[_Union[_table_pb2.NodeInfo, _Mapping]] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ..., confirmed: bool = ..., left_behind_store_id: _Optional[str] = ..., left_behind_node_epoch: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    def __init__(self, info: _Optional[_Union[_table_pb2.NodeInfo, _Mapping]] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ..., confirmed: bool = ..., draining: bool = ...) -> None: ...

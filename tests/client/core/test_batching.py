@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -52,9 +53,8 @@ def settle_all(
 ) -> list[Deferred]:
     router = Router()
     router.on_update(update())
-    return settle_singles(
-        batch, outcome, revision=1, router=router, policy=RetryPolicy(), random=Random(1)
-    )
+    policy = RetryPolicy(random=Random(1))
+    return settle_singles(batch, outcome, revision=1, router=router, policy=policy)
 
 
 def written(rows: int, **fields: object) -> WriteReply:
@@ -86,24 +86,17 @@ def test_take_stops_at_the_bytes_but_never_takes_nothing() -> None:
     assert [len(queue.take()) for _ in range(3)] == [1, 2, 1]
 
 
-def test_take_skips_operations_whose_caller_is_gone() -> None:
+@pytest.mark.parametrize("emptied", [NodeQueue.take, NodeQueue.drain])
+def test_queue_gives_no_operation_whose_caller_is_gone(
+    emptied: Callable[[NodeQueue], list[PendingOperation]],
+) -> None:
     queue = lane()
     gone, stays = single(), single()
     queue.add(gone)
     queue.add(stays)
     gone.abandon()
-    assert queue.take() == [stays]
-    assert not gone.sent
-
-
-def test_drain_returns_what_still_waits() -> None:
-    queue = lane()
-    gone, stays = single(), single()
-    queue.add(gone)
-    queue.add(stays)
-    gone.abandon()
-    assert queue.drain() == [stays]
-    assert len(queue) == 0
+    assert emptied(queue) == [stays]
+    assert (len(queue), gone.sent) == (0, False)
 
 
 def test_reply_too_large_halves_the_lane_and_small_ones_widen_it_again() -> None:
@@ -172,19 +165,26 @@ def test_settle_row_error_fails_only_its_row() -> None:
     assert batch[1].result == 11
 
 
-def test_settle_unknown_fate_of_a_batch_is_that_of_every_write_in_it() -> None:
-    batch = [single(Kind.PUT), single(Kind.DELETE), single(Kind.PUT, if_version=3)]
-    assert settle(batch, UNKNOWN) is None
-    assert all(operation.error and operation.error.maybe_applied for operation in batch)
-
-
-def test_settle_unknown_fate_with_opt_in_retries_all_but_conditional_writes() -> None:
-    plain = single(Kind.PUT, retry_unknown=True)
-    conditional = single(Kind.PUT, retry_unknown=True, if_version=3)
-    parked = settle([plain, conditional], UNKNOWN)
-    assert parked is not None
-    assert parked.singles == [plain]
-    assert conditional.error is UNKNOWN
+@pytest.mark.parametrize(
+    ("kind", "options", "repeated"),
+    [
+        (Kind.GET, {}, True),
+        (Kind.PUT, {}, False),
+        (Kind.DELETE, {}, False),
+        (Kind.PUT, {"retry_unknown": True}, True),
+        (Kind.PUT, {"retry_unknown": True, "if_version": 3}, False),
+        (Kind.INCREMENT, {"retry_unknown": True}, False),
+    ],
+)
+def test_settle_unknown_fate_is_repeated_only_where_that_does_no_harm(
+    kind: Kind, options: dict[str, object], repeated: bool
+) -> None:
+    """One beside it in the batch does not change what becomes of an operation."""
+    operation, other = single(kind, 0, **options), single(Kind.PUT, if_version=3)
+    parked = settle([other, operation], UNKNOWN)
+    assert (parked is not None and parked.singles == [operation]) is repeated
+    assert other.error is UNKNOWN
+    assert operation.error is (None if repeated else UNKNOWN)
 
 
 def test_settle_final_refusal_after_an_unknown_attempt_is_unknown() -> None:
@@ -192,10 +192,6 @@ def test_settle_final_refusal_after_an_unknown_attempt_is_unknown() -> None:
     settle([operation], UNKNOWN)
     settle([operation], errors.StorageFullError(node_id="n1", reason="map"))
     assert isinstance(operation.error, errors.UnknownFateError)
-
-
-def test_settle_unanswered_read_is_retried() -> None:
-    assert settle([single()], UNKNOWN) is not None
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -268,3 +264,36 @@ def test_settle_a_refusal_without_rows_refuses_all() -> None:
     batch = [single(Kind.PUT), single(Kind.PUT)]
     assert settle(batch, denied()) is None
     assert {type(operation.error) for operation in batch} == {errors.PermissionDeniedError}
+
+
+def test_operation_that_stands_in_two_queues_is_sent_once_at_a_time() -> None:
+    first, second = lane(), lane()
+    put = single(Kind.PUT)
+    for queue in (first, second):
+        queue.add(put)
+    assert first.take() == [put]
+    assert second.take() == [], "it is under way"
+    assert settle([put], LEASE) is not None
+    second.add(put)
+    assert second.take() == [put], "its next attempt"
+
+
+def test_resume_of_an_earlier_attempt_does_nothing() -> None:
+    put = single(Kind.PUT)
+    earlier = settle([put], LEASE)
+    assert earlier is not None
+    assert put.resume(earlier)
+    assert not put.resume(earlier), "it goes on already"
+    later = settle([put], LEASE)
+    assert later is not None
+    assert not put.resume(earlier), "it waits in another attempt"
+    assert put.resume(later)
+
+
+def test_operation_ends_once() -> None:
+    ended: list[PendingOperation] = []
+    put = single(Kind.PUT, on_done=ended.append)
+    put.succeed(7)
+    put.fail(UNKNOWN)
+    put.succeed(8)
+    assert (put.result, put.error, ended) == (7, None, [put])

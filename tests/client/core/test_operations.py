@@ -17,12 +17,14 @@ from koinon.core.operations import (
     Call,
     ReadReply,
     ReadRows,
+    WriteOptions,
     WriteReply,
     WriteRows,
     attempt_timeout_s,
 )
 from koinon.core.retry import RetryPolicy
 from koinon.core.routing import Router, Routing
+from koinon.core.row_chunks import chunk_of
 from koinon_proto.contract import errors
 from koinon_proto.contract.errors import KoinonError, NotSentError
 from tests.client.kit.tables import not_primary, update
@@ -32,6 +34,7 @@ BUSY = errors.ResourceExhaustedError(resource="queue", limit=1)
 FULL = errors.StorageFullError(node_id="n1", reason="map")
 LEASE = errors.LeaseExpiredError(node_id="n1")
 KEYS = [b"key-%d" % i for i in range(60)]
+POLICY = RetryPolicy(random=Random(1))
 
 
 class Setup:
@@ -48,20 +51,12 @@ class Setup:
         return self.router.routing
 
     def read(self, *, want_entries: bool = False) -> ReadRows:
-        return ReadRows(
-            KEYS, self.ids, want_entries=want_entries, policy=RetryPolicy(), random=Random(1)
-        )
+        return ReadRows(KEYS, self.ids, POLICY, want_entries=want_entries)
 
     def write(self, *, retry_unknown: bool = False, if_absent: bool = False) -> WriteRows:
-        return WriteRows(
-            KEYS,
-            [b"v" + key for key in KEYS],
-            self.ids,
-            retry_unknown=retry_unknown,
-            if_absent=if_absent,
-            policy=RetryPolicy(),
-            random=Random(1),
-        )
+        chunk = chunk_of(0, KEYS, [b"v" + key for key in KEYS])
+        options = WriteOptions(retry_unknown=retry_unknown, if_absent=if_absent)
+        return WriteRows(chunk, self.ids, POLICY, options=options)
 
 
 @pytest.fixture
@@ -231,25 +226,14 @@ def test_write_unknown_with_opt_in_stays_maybe_applied_to_the_end(setup: Setup) 
     assert all(error.maybe_applied for error in write.failures.values())
 
 
-THERE = errors.ConditionFailedError(expected_version=0, current_version=7)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        pytest.param(write_reply(present=[0, 99]), id="listed"),  # no row 99 was sent
-        pytest.param(write_reply(row_errors={0: THERE}), id="by an older node"),
-    ],
-)
-def test_write_if_absent_repeated_after_an_unknown_fate_finds_its_own_record(
-    setup: Setup, reply: WriteReply
-) -> None:
+def test_write_if_absent_repeated_after_an_unknown_fate_finds_its_own_record(setup: Setup) -> None:
     operation = setup.write(retry_unknown=True, if_absent=True)
     call = operation.route(setup.routing)[0]
     leftover = operation.settle(call, errors.UnknownFateError(reason="lost"), setup.router)
     assert leftover is not None
     again = operation.route(setup.routing, leftover.rows)[0]
-    operation.settle(again, reply, setup.router)
+    no_row = 99
+    operation.settle(again, write_reply(present=[0, no_row]), setup.router)
     assert operation.present == [int(again.rows[0])], "known to be there: not unknown"
     assert not operation.failures
 

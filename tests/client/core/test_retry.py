@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon.core.retry import (
-    RetryAfter,
-    RetryPolicy,
-    decide,
-    final_error,
-)
+from koinon.core.retry import RetryAfter, RetryPolicy, final_error
 from koinon_proto.contract import errors
 from koinon_proto.contract.errors import KoinonError, NotSentError
 from tests.client.kit.tables import not_primary
@@ -38,24 +34,36 @@ def over_quota(retry_after_ms: int) -> errors.QuotaExceededError:
 
 
 def decided(error: KoinonError, *, idempotent: bool = False, attempt: int = 0) -> RetryAfter | None:
-    return decide(
-        error, attempt=attempt, idempotent=idempotent, policy=RetryPolicy(), random=Random(1)
-    )
+    return RetryPolicy(random=Random(1)).decide(error, attempt=attempt, idempotent=idempotent)
 
 
-@pytest.mark.parametrize("error", [not_primary(1), OFFLINE, LEASE, NOT_READY, NOT_SENT])
-def test_decide_stale_table_or_unsent_refreshes_and_retries(error: KoinonError) -> None:
-    again = decided(error)
-    assert again is not None
-    assert again.refresh
+WRONG = errors.WrongClusterError(expected_cluster_id="b", actual_cluster_id="a")
+SOON, LATER = (0.05, 0.1), (0.25, 0.5)  # of the 20th attempt
 
 
-@pytest.mark.parametrize("error", [BEHIND, BUSY])
-def test_decide_other_retriable_refusal_only_backs_off(error: KoinonError) -> None:
-    again = decided(error)
-    assert again is not None
-    assert not again.refresh
-    assert again.delay_s > 0
+@pytest.mark.parametrize(
+    ("error", "refreshes", "bounds_s"),
+    [
+        (not_primary(1), True, SOON),  # the partition changes hands
+        (OFFLINE, True, SOON),
+        (LEASE, True, SOON),
+        (NOT_SENT, True, SOON),
+        (BEHIND, False, SOON),
+        (NOT_READY, True, LATER),
+        (WRONG, True, LATER),
+        (BUSY, False, LATER),  # the lack may last
+        (TOO_FEW, False, LATER),
+    ],
+)
+def test_decide_a_refusal_that_passes_is_tried_again_after_a_backoff(
+    error: KoinonError, refreshes: bool, bounds_s: tuple[float, float]
+) -> None:
+    first, late = decided(error), decided(error, attempt=20)
+    assert first is not None
+    assert late is not None
+    assert first.refresh is late.refresh is refreshes
+    assert 0 < first.delay_s <= 0.02
+    assert bounds_s[0] <= late.delay_s <= bounds_s[1]
 
 
 @pytest.mark.parametrize("attempt", [0, 3, 50])
@@ -69,28 +77,14 @@ def test_decide_over_quota_waits_for_what_it_says_and_a_backoff_on_top(attempt: 
 
 @pytest.mark.parametrize("attempt", [0, 3, 50])
 def test_decide_over_quota_looks_again_within_a_second_at_a_time_of_its_own(attempt: int) -> None:
-    found = [
-        decide(
-            over_quota(3_600_000),
-            attempt=attempt,
-            idempotent=False,
-            policy=RetryPolicy(),
-            random=Random(seed),
-        )
-        for seed in range(20)
-    ]
+    policies = [RetryPolicy(random=Random(seed)) for seed in range(20)]
+    hour = over_quota(3_600_000)
+    found = [policy.decide(hour, attempt=attempt, idempotent=False) for policy in policies]
     delays = {again.delay_s for again in found if again is not None}
     assert len(delays) == 20
     assert min(delays) >= 0.5
     assert max(delays) <= 1.0
     assert {again.not_before_s for again in found if again is not None} == {3_600}
-
-
-def test_final_error_over_quota_at_the_deadline_is_itself() -> None:
-    error = over_quota(7_000)
-    assert final_error(error, write=True, maybe_applied=False, timed_out_ms=5_000) is error
-    unknown = final_error(error, write=True, maybe_applied=True, timed_out_ms=5_000)
-    assert isinstance(unknown, errors.UnknownFateError)
 
 
 @pytest.mark.parametrize("error", [INTERNAL, FULL, CONDITION])
@@ -106,59 +100,50 @@ def test_decide_unknown_fate_is_retried_only_if_idempotent() -> None:
 
 @given(attempt=st.integers(0, 1_000), seed=st.integers())
 def test_backoff_any_attempt_is_bounded_and_jittered(attempt: int, seed: int) -> None:
-    policy = RetryPolicy(first_s=0.02, max_s=0.5)
-    delay = policy.backoff_s(attempt, Random(seed))
+    delay = RetryPolicy(first_s=0.02, max_s=0.5, random=Random(seed)).backoff_s(attempt)
     ceiling = min(0.5, 0.02 * 2 ** min(attempt, 16))
     assert ceiling / 2 <= delay <= ceiling
 
 
-@pytest.mark.parametrize("error", [not_primary(1), OFFLINE, LEASE, BEHIND, NOT_SENT])
-def test_decide_partition_that_changes_hands_is_asked_for_often(error: KoinonError) -> None:
-    again = decided(error, attempt=20)
-    assert again is not None
-    assert 0.05 <= again.delay_s <= 0.1
+UNAVAILABLE, UNKNOWN_FATE = errors.UnavailableError, errors.UnknownFateError
+AFTER_UNKNOWN: dict[str, object] = {"write": True, "maybe_applied": True, "timed_out_ms": 70}
+WRITE: dict[str, object] = {"write": True, "maybe_applied": False}
+READ: dict[str, object] = {"write": False, "maybe_applied": False}
+AT_DEADLINE = WRITE | {"timed_out_ms": 70}
 
 
-@pytest.mark.parametrize("error", [BUSY, TOO_FEW])
-def test_decide_lack_that_may_last_is_asked_for_rarely(error: KoinonError) -> None:
-    again = decided(error, attempt=20)
-    assert again is not None
-    assert again.delay_s >= 0.25
-
-
-@pytest.mark.parametrize("last", [UNKNOWN, FULL, OFFLINE, NOT_SENT])
-def test_final_error_after_an_unknown_attempt_of_a_write_is_unknown(last: KoinonError) -> None:
-    told = final_error(last, write=True, maybe_applied=True, timed_out_ms=5)
-    assert told.maybe_applied
-
-
-def test_final_error_of_a_defect_is_unknown_to_a_write_only() -> None:
-    assert final_error(INTERNAL, write=True, maybe_applied=False).maybe_applied
-    assert final_error(INTERNAL, write=False, maybe_applied=False) is INTERNAL
-
-
-@pytest.mark.parametrize("last", [OFFLINE, LEASE, BEHIND, NOT_SENT, not_primary(1)])
-def test_final_error_at_the_deadline_is_unavailable_and_names_the_reason(
-    last: KoinonError,
+@pytest.mark.parametrize(
+    ("last", "facts", "kind"),
+    [
+        *((last, AFTER_UNKNOWN, UNKNOWN_FATE) for last in (UNKNOWN, FULL, OFFLINE, NOT_SENT)),
+        (over_quota(7_000), AFTER_UNKNOWN, UNKNOWN_FATE),
+        *((last, AT_DEADLINE, UNAVAILABLE) for last in (OFFLINE, LEASE, BEHIND, NOT_SENT)),
+        (not_primary(1), AT_DEADLINE, UNAVAILABLE),
+        (NOT_SENT, WRITE, UNAVAILABLE),
+        (UNKNOWN, READ, UNAVAILABLE),
+        (INTERNAL, WRITE, UNKNOWN_FATE),  # a defect may have written
+    ],
+)
+def test_final_error_says_what_became_of_the_operation_and_names_its_cause(
+    last: KoinonError, facts: dict[str, Any], kind: type[KoinonError]
 ) -> None:
-    told = final_error(last, write=True, maybe_applied=False, timed_out_ms=70)
-    assert type(told) is errors.UnavailableError
-    assert str(last) in str(told)
-    assert "70 ms" in str(told)
-    assert told.__cause__ is last
+    told = final_error(last, **facts)
+    assert type(told) is kind
+    if told is not last:
+        assert told.__cause__ is last
+    if facts is AT_DEADLINE:
+        assert str(last) in str(told)
+        assert "70 ms" in str(told)
 
 
-@pytest.mark.parametrize("last", [NOT_READY, BUSY, FULL, CONDITION])
-def test_final_error_that_says_more_than_unavailable_is_kept(last: KoinonError) -> None:
-    assert final_error(last, write=True, maybe_applied=False, timed_out_ms=70) is last
-
-
-def test_final_error_of_an_unanswered_read_is_unavailable() -> None:
-    told = final_error(UNKNOWN, write=False, maybe_applied=False)
-    assert type(told) is errors.UnavailableError
-
-
-def test_decide_wrong_cluster_refreshes_the_table_and_tries_again() -> None:
-    again = decided(errors.WrongClusterError(expected_cluster_id="b", actual_cluster_id="a"))
-    assert again is not None
-    assert again.refresh
+@pytest.mark.parametrize(
+    ("last", "facts"),
+    [
+        *((last, AT_DEADLINE) for last in (NOT_READY, BUSY, FULL, CONDITION, over_quota(7_000))),
+        (INTERNAL, READ),
+    ],
+)
+def test_final_error_that_says_more_than_unavailable_is_kept(
+    last: KoinonError, facts: dict[str, Any]
+) -> None:
+    assert final_error(last, **facts) is last

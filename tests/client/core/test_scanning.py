@@ -27,9 +27,7 @@ LEASE = LeaseExpiredError(node_id="n1")
 def setup() -> tuple[Router, ScanProgress]:
     router = Router()
     router.on_update(update())
-    progress = ScanProgress(
-        range(PARTITIONS), keys_only=False, policy=RetryPolicy(), random=Random(1)
-    )
+    progress = ScanProgress(range(PARTITIONS), RetryPolicy(random=Random(1)), keys_only=False)
     return router, progress
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -49,6 +51,52 @@ def test_close_that_was_interrupted_is_completed_by_the_next(
     client.close()
 
 
+@pytest.mark.parametrize("method", ["_run", "_stop_loop"])
+def test_close_by_a_signal_handler_of_the_thread_that_closes_returns(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    client = koinon.connect(cluster.seeds)
+    step = getattr(client, method)
+    handled: list[bool] = []
+
+    def interrupted(*args: Any) -> Any:
+        if not handled:
+            handled.append(True)
+            signal.raise_signal(signal.SIGUSR1)
+        return step(*args)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: client.close())
+    try:
+        monkeypatch.setattr(client, method, interrupted)
+        client.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not client._thread.is_alive()
+    with pytest.raises(koinon.ClientClosedError):
+        client.get(b"k")
+
+
+def test_close_after_one_that_was_interrupted_waits_for_the_loop(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interrupted join Python's ``Thread.join`` returns at once, though the thread runs
+    on (3.11).
+    """
+    client = koinon.connect(cluster.seeds)
+    may_stop, stop = threading.Event(), client._loop.stop
+
+    def stop_later() -> None:
+        may_stop.wait(TIMEOUT_S)
+        stop()
+
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr(client._loop, "stop", stop_later)
+        interrupting.setattr(client._thread, "join", lambda: None)
+        threading.Timer(0.1, may_stop.set).start()
+        client.close()
+    assert client._loop.is_closed()
+
+
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
@@ -87,22 +135,19 @@ async def _scanned(client: koinon.AsyncClient) -> list[koinon.Entry]:
         (lambda c: c.put_many([(b"k", b"v")]), koinon.UnknownFateError),
     ],
 )
-def test_async_client_closed_while_a_node_is_connected_to_cancels_nobody(
+async def test_async_client_closed_while_a_node_is_connected_to_cancels_nobody(
     cluster: FakeCluster,
     silent: socket.socket,
     call: Callable[[koinon.AsyncClient], Awaitable[Any]],
     kind: type[koinon.KoinonError],
 ) -> None:
-    async def run() -> None:
-        client = await koinon.aio.connect(cluster.nodes[0].address, timeout_ms=20_000)
-        calling = asyncio.ensure_future(call(client))
-        connection, _ = await asyncio.to_thread(silent.accept)
-        with connection:
-            await client.close()
-        with pytest.raises(kind, match="closed"):
-            await calling
-
-    asyncio.run(run())
+    client = await koinon.aio.connect(cluster.nodes[0].address, timeout_ms=20_000)
+    calling = asyncio.ensure_future(call(client))
+    connection, _ = await asyncio.to_thread(silent.accept)
+    with connection:
+        await client.close()
+    with pytest.raises(kind, match="closed"):
+        await calling
 
 
 def test_operation_handed_over_just_before_the_loop_closes_ends(cluster: FakeCluster) -> None:
@@ -211,23 +256,20 @@ CALLS: dict[str, Callable[[koinon.AsyncClient], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_client_on_a_second_loop_is_refused_by_name_at_once_and_stays_of_use_on_its_own(
+async def test_client_on_a_second_loop_is_refused_by_name_at_once_and_stays_of_use_on_its_own(
     cluster: FakeCluster, name: str
 ) -> None:
     async def on_another(client: koinon.AsyncClient) -> object:
         return await asyncio.wait_for(CALLS[name](client), 60)
 
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.nodes[0].address) as client:
-            with pytest.raises(koinon.WrongEventLoopError, match="another event loop"):
-                await asyncio.to_thread(asyncio.run, on_another(client))
-            await client.put(b"k", b"v")
-            assert await client.get(b"k") == b"v"
-        if name != "close":
-            with pytest.raises(koinon.ClientClosedError, match="closed"):  # on any loop
-                await asyncio.to_thread(asyncio.run, on_another(client))
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.nodes[0].address) as client:
+        with pytest.raises(koinon.WrongEventLoopError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, on_another(client))
+        await client.put(b"k", b"v")
+        assert await client.get(b"k") == b"v"
+    if name != "close":
+        with pytest.raises(koinon.ClientClosedError, match="closed"):  # on any loop
+            await asyncio.to_thread(asyncio.run, on_another(client))
 
 
 def test_blocking_client_logs_no_late_news_of_calls_whose_loop_is_closed(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
@@ -57,16 +56,12 @@ def test_durability_that_is_none_is_refused_at_the_call(
     assert cluster.count("BatchWrite") == 0
 
 
-def test_writes_of_different_durability_do_not_share_a_batch(cluster: FakeCluster) -> None:
+async def test_writes_of_different_durability_do_not_share_a_batch(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 20)
-
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            writes = [client.put(key, b"v") for key in keys[:10]]
-            writes += [client.put(key, b"v", durability="primary") for key in keys[10:]]
-            await asyncio.gather(*writes)
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        writes = [client.put(key, b"v") for key in keys[:10]]
+        writes += [client.put(key, b"v", durability="primary") for key in keys[10:]]
+        await asyncio.gather(*writes)
     assert cluster.durabilities == {IN_SYNC: 10, PRIMARY: 10}
     assert cluster.count("BatchWrite") == 2
 
@@ -92,8 +87,8 @@ def test_old_table_costs_one_round_trip_more(cluster: FakeCluster, client: Any) 
 class Noting(RetryPolicy):
     """Notes the pauses that it gives."""
 
-    def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
-        PAUSES_S.append(super().backoff_s(attempt, random, changing_hands=changing_hands))
+    def backoff_s(self, attempt: int, *, changing_hands: bool = False) -> float:
+        PAUSES_S.append(super().backoff_s(attempt, changing_hands=changing_hands))
         return PAUSES_S[-1]
 
 
@@ -127,7 +122,7 @@ def engine_of(client: Any) -> Any:
 class ThreeTimesMore(RetryPolicy):
     """Soon, three times; then past the deadline, so that no attempt is under way when it passes."""
 
-    def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
+    def backoff_s(self, attempt: int, *, changing_hands: bool = False) -> float:
         return 0.01 if attempt < 3 else 60.0
 
 
@@ -174,20 +169,19 @@ def test_dead_node_does_not_hold_up_the_others(cluster: FakeCluster, client: Any
 
 
 @ONLY_GRPC
-def test_writes_queued_behind_a_hanging_node_follow_their_partition(cluster: FakeCluster) -> None:
+async def test_writes_queued_behind_a_hanging_node_follow_the_partition(
+    cluster: FakeCluster,
+) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 10)
     cluster.nodes[0].before = gate = cluster.gate()
 
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
-            stuck = asyncio.create_task(client.put(keys[0], b"v"))
-            await asyncio.to_thread(gate.reached.wait, 60)
-            queued = [asyncio.create_task(client.put(key, b"w")) for key in keys[1:]]
-            cluster.move(ALL, 2)
-            await asyncio.wait_for(asyncio.gather(*queued), 60)
-            assert not stuck.done()
-            gate.open()
-            await asyncio.wait_for(stuck, 60)
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
+        stuck = asyncio.create_task(client.put(keys[0], b"v"))
+        await asyncio.to_thread(gate.reached.wait, 60)
+        queued = [asyncio.create_task(client.put(key, b"w")) for key in keys[1:]]
+        cluster.move(ALL, 2)
+        await asyncio.wait_for(asyncio.gather(*queued), 60)
+        assert not stuck.done()
+        gate.open()
+        await asyncio.wait_for(stuck, 60)
     assert len(cluster.applied) == 10

@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 import koinon
-from koinon_proto.contract.errors import (
-    InternalError,
-)
+from koinon_proto.contract.errors import InternalError
 from tests.client.conftest import Connect
 from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster, Proxies, Proxy
 from tests.client.kit.helpers import ALL, LEASE, ONLY_GRPC, keys_of
@@ -39,38 +38,37 @@ def proxied(cluster: FakeCluster) -> Iterator[Proxies]:
     together.close()
 
 
-def in_thread(work: Callable[[], Any]) -> Any:
-    return ThreadPoolExecutor(1).submit(work)
-
-
-def test_connection_cut_after_the_write_arrived_is_an_unknown_fate(
-    cluster: FakeCluster, proxied: Proxies, connect: Connect
-) -> None:
-    client = connect(cluster.nodes[1].address, timeout_ms=20_000)
-    key = keys_of(cluster, cluster.nodes[0])[0]
+@contextmanager
+def cut_under(cluster: FakeCluster, proxied: Proxies, work: Callable[[], Any]) -> Iterator[Any]:
+    """Give the future of work whose connections are cut while the first node holds its answer."""
     cluster.nodes[0].after = gate = cluster.gate()
-    writing = in_thread(lambda: client.put(key, b"v"))
+    working = ThreadPoolExecutor(1).submit(work)
     assert gate.reached.wait(60)
+    cluster.nodes[0].after = None
     proxied.cut()
-    with pytest.raises(koinon.UnknownFateError):
-        writing.result(60)
+    yield working
     gate.open()
+
+
+@pytest.mark.parametrize(
+    ("opted_in", "options"), [(False, {}), (True, {"if_version": 0})], ids=["plain", "conditional"]
+)
+def test_connection_cut_after_the_write_arrived_is_an_unknown_fate(
+    cluster: FakeCluster,
+    proxied: Proxies,
+    connect: Connect,
+    opted_in: bool,
+    options: dict[str, int],
+) -> None:
+    client = connect(cluster.nodes[1].address, timeout_ms=20_000, retry_unknown=opted_in)
+    key = keys_of(cluster, cluster.nodes[0])[0]
+    with (
+        cut_under(cluster, proxied, lambda: client.put(key, b"v", **options)) as writing,
+        pytest.raises(koinon.UnknownFateError),
+    ):
+        writing.result(60)
     assert len(cluster.applied) == 1, "not sent a second time"
     assert client.get(key) == b"v", "the client goes on"
-
-
-def test_connection_cut_conditional_write_is_unknown_even_with_opt_in(
-    cluster: FakeCluster, proxied: Proxies, connect: Connect
-) -> None:
-    client = connect(cluster.nodes[1].address, timeout_ms=20_000, retry_unknown=True)
-    key = keys_of(cluster, cluster.nodes[0])[0]
-    cluster.nodes[0].after = gate = cluster.gate()
-    writing = in_thread(lambda: client.put(key, b"v", if_version=0))
-    assert gate.reached.wait(60)
-    proxied.cut()
-    with pytest.raises(koinon.UnknownFateError):
-        writing.result(60)
-    gate.open()
 
 
 @ONLY_GRPC
@@ -111,13 +109,8 @@ def test_connection_cut_opted_in_write_is_repeated(
         lambda: client.put_many([(key, b"w") for key in keys], **option).raise_for_errors(),
     ]
     for work in works:
-        cluster.nodes[0].after = gate = cluster.gate()
-        writing = in_thread(work)
-        assert gate.reached.wait(60)
-        cluster.nodes[0].after = None
-        proxied.cut()
-        writing.result(60)
-        gate.open()
+        with cut_under(cluster, proxied, work) as writing:
+            writing.result(60)
     assert client.get_many(keys) == [b"w"] * 5
 
 
@@ -127,18 +120,9 @@ def test_connection_cut_read_is_repeated(
     client = connect(cluster.nodes[1].address, timeout_ms=20_000)
     key = keys_of(cluster, cluster.nodes[0])[0]
     client.put(key, b"v")
-    works: list[Callable[[], Any]] = [
-        lambda: client.get(key),
-        lambda: client.get_many([key])[0],
-    ]
-    for work in works:
-        cluster.nodes[0].after = gate = cluster.gate()
-        reading = in_thread(work)
-        assert gate.reached.wait(60)
-        cluster.nodes[0].after = None
-        proxied.cut()
-        assert reading.result(60) == b"v"
-        gate.open()
+    for work in (lambda: client.get(key), lambda: client.get_many([key])[0]):
+        with cut_under(cluster, proxied, work) as reading:
+            assert reading.result(60) == b"v"
 
 
 def test_connection_cut_put_many_marks_only_that_nodes_rows_unknown(
@@ -147,12 +131,8 @@ def test_connection_cut_put_many_marks_only_that_nodes_rows_unknown(
     client = connect(cluster.nodes[1].address, timeout_ms=20_000)
     rows = {b"key%d" % i: b"v" for i in range(100)}
     mine = [k for k in rows if k in set(keys_of(cluster, cluster.nodes[0], 100))]
-    cluster.nodes[0].after = gate = cluster.gate()
-    writing = in_thread(lambda: client.put_many(rows))
-    assert gate.reached.wait(60)
-    proxied.cut()
-    result = writing.result(60)
-    gate.open()
+    with cut_under(cluster, proxied, lambda: client.put_many(rows)) as writing:
+        result = writing.result(60)
     assert [failure.key for failure in result.unknown] == mine
     assert result.applied == 100 - len(mine)
     assert not result.refused
@@ -160,20 +140,18 @@ def test_connection_cut_put_many_marks_only_that_nodes_rows_unknown(
         result.raise_for_errors()
 
 
-def test_node_killed_with_writes_in_flight_is_an_unknown_fate_for_all_of_the_batch(
+async def test_node_killed_with_writes_in_flight_is_an_unknown_fate_for_all_of_the_batch(
     cluster: FakeCluster,
 ) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 10)
     cluster.nodes[0].after = gate = cluster.gate()
 
-    async def run() -> list[Any]:
-        async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
-            writing = [asyncio.create_task(client.put(key, b"v")) for key in keys]
-            await asyncio.to_thread(gate.reached.wait, 60)
-            await asyncio.to_thread(cluster.kill, cluster.nodes[0])
-            return await asyncio.gather(*writing, return_exceptions=True)
-
-    assert [type(error) for error in asyncio.run(run())] == [koinon.UnknownFateError] * 10
+    async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
+        writing = [asyncio.create_task(client.put(key, b"v")) for key in keys]
+        await asyncio.to_thread(gate.reached.wait, 60)
+        await asyncio.to_thread(cluster.kill, cluster.nodes[0])
+        found = await asyncio.gather(*writing, return_exceptions=True)
+    assert [type(error) for error in found] == [koinon.UnknownFateError] * 10
 
 
 def kill(cluster: FakeCluster, client: Any, key: bytes) -> None:
@@ -298,36 +276,29 @@ def test_deadline_travels_with_the_call(cluster: FakeCluster, client: Any) -> No
 
 
 @ONLY_GRPC
-def test_queued_behind_a_silent_batch_was_not_sent(cluster: FakeCluster) -> None:
+async def test_queued_behind_a_silent_batch_was_not_sent(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 2)
-
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            await client.get(keys[0])  # the connection stands: the first write goes at once
-            cluster.nodes[0].before = gate = cluster.gate()
-            first = asyncio.create_task(client.put(keys[0], b"v", timeout_ms=60_000))
-            await asyncio.to_thread(gate.reached.wait, 60)
-            with pytest.raises(koinon.UnavailableError, match="queued"):
-                await client.put(keys[1], b"v", timeout_ms=100)
-            gate.open()
-            await first
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        await client.get(keys[0])  # the connection stands: the first write goes at once
+        cluster.nodes[0].before = gate = cluster.gate()
+        first = asyncio.create_task(client.put(keys[0], b"v", timeout_ms=60_000))
+        await asyncio.to_thread(gate.reached.wait, 60)
+        with pytest.raises(koinon.UnavailableError, match="queued"):
+            await client.put(keys[1], b"v", timeout_ms=100)
+        gate.open()
+        await first
     assert [key for key, _ in cluster.applied] == [keys[0]]
 
 
 # --- coalescing, bounds, cancellation -----------------------------------------------------------
 
 
-def test_concurrent_singles_ride_together(cluster: FakeCluster) -> None:
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            await client.get(b"k")
-            cluster.reset_counts()
-            await asyncio.gather(*[client.put(b"key%d" % i, b"v") for i in range(500)])
-            await asyncio.gather(*[client.get(b"key%d" % i) for i in range(500)])
-
-    asyncio.run(run())
+async def test_concurrent_singles_ride_together(cluster: FakeCluster) -> None:
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        await client.get(b"k")
+        cluster.reset_counts()
+        await asyncio.gather(*[client.put(b"key%d" % i, b"v") for i in range(500)])
+        await asyncio.gather(*[client.get(b"key%d" % i) for i in range(500)])
     assert cluster.count("BatchWrite") <= 4
     assert cluster.count("BatchGet") <= 4
     assert len(cluster.applied) == 500
@@ -352,7 +323,7 @@ def test_concurrent_threads_ride_together(cluster: FakeCluster) -> None:
     assert len(cluster.applied) == 16
 
 
-def test_too_many_pending_is_resource_exhausted_at_once(cluster: FakeCluster) -> None:
+async def test_too_many_pending_is_resource_exhausted_at_once(cluster: FakeCluster) -> None:
     gate = cluster.gate()
 
     async def hold_reads(method: str, request: object) -> None:
@@ -362,65 +333,54 @@ def test_too_many_pending_is_resource_exhausted_at_once(cluster: FakeCluster) ->
     for node in cluster.nodes:
         node.before = hold_reads
 
-    async def run() -> None:
-        async with await koinon.aio.connect(
-            cluster.seeds, timeout_ms=60_000, max_pending=10
-        ) as client:
-            pending = [asyncio.create_task(client.get(b"key%d" % i)) for i in range(10)]
-            await asyncio.sleep(0)
-            began = time.monotonic()
-            with pytest.raises(koinon.ResourceExhaustedError, match="10"):
-                await client.get(b"one more")
-            assert time.monotonic() - began < 30
-            gate.open()
-            await asyncio.gather(*pending)
-            assert await client.get(b"one more") is None
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=60_000, max_pending=10) as client:
+        pending = [asyncio.create_task(client.get(b"key%d" % i)) for i in range(10)]
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        with pytest.raises(koinon.ResourceExhaustedError, match="10"):
+            await client.get(b"one more")
+        assert time.monotonic() - began < 30
+        gate.open()
+        await asyncio.gather(*pending)
+        assert await client.get(b"one more") is None
 
 
 @ONLY_GRPC
-def test_cancelled_write_leaves_its_batch_to_the_others(cluster: FakeCluster) -> None:
+async def test_cancelled_write_leaves_its_batch_to_the_others(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 3)
     cluster.nodes[0].before = gate = cluster.gate()
 
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
-            sent = [asyncio.create_task(client.put(key, b"v")) for key in keys[:2]]
-            await asyncio.to_thread(gate.reached.wait, 60)
-            queued = asyncio.create_task(client.put(keys[2], b"v"))
-            await asyncio.sleep(0)
-            sent[0].cancel()
-            queued.cancel()
-            gate.open()
-            assert await sent[1] > 0
-            for task in (sent[0], queued):
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            assert not client._engine.singles._live
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
+        sent = [asyncio.create_task(client.put(key, b"v")) for key in keys[:2]]
+        await asyncio.to_thread(gate.reached.wait, 60)
+        queued = asyncio.create_task(client.put(keys[2], b"v"))
+        await asyncio.sleep(0)
+        sent[0].cancel()
+        queued.cancel()
+        gate.open()
+        assert await sent[1] > 0
+        for task in (sent[0], queued):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert not client._engine.singles._live
     assert [key for key, _ in cluster.applied] == keys[:2], "the queued one was never sent"
 
 
-def test_cancelled_put_many_ends_and_the_client_goes_on(cluster: FakeCluster) -> None:
+async def test_cancelled_put_many_ends_and_the_client_goes_on(cluster: FakeCluster) -> None:
     gate = cluster.gate()
     for node in cluster.nodes:
         node.after = gate
 
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            load = asyncio.create_task(client.put_many({b"k%d" % i: b"v" for i in range(100)}))
-            await asyncio.to_thread(gate.reached.wait, 60)
-            load.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await load
-            for node in cluster.nodes:
-                node.after = None
-            assert await client.put(b"k", b"v") > 0
-            gate.open()
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        load = asyncio.create_task(client.put_many({b"k%d" % i: b"v" for i in range(100)}))
+        await asyncio.to_thread(gate.reached.wait, 60)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        for node in cluster.nodes:
+            node.after = None
+        assert await client.put(b"k", b"v") > 0
+        gate.open()
 
 
 def test_put_many_of_a_generator_is_read_no_faster_than_it_is_written(

@@ -13,7 +13,8 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, RequestReceived
 
 import koinon
-from koinon.driver import forks, http2
+from koinon.driver import forks
+from koinon.driver.rpc import http2
 from koinon_proto.contract.errors import PartitionOfflineError
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
@@ -102,28 +103,25 @@ def test_call_without_an_answer_ends_at_its_deadline_and_tells_the_server(
     client.close()  # with nothing under way any more
 
 
-def test_calls_beyond_what_a_server_takes_wait_for_room(
+async def test_calls_beyond_what_a_server_takes_wait_for_room(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2, "_CALLS_MAX", 3)
     address = cluster.nodes[0].address
 
-    async def run() -> None:
-        channel = http2.Channel(address, connect_s_max=10)
-        await until_ready(channel)
-        stub: Any = kv_pb2_grpc.KeyValueStub(channel)
-        calls = [stub.BatchGet(kv_pb2.BatchGetRequest(), timeout=60) for _ in range(20)]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        assert all(isinstance(one, kv_pb2.BatchGetResponse) for one in outcomes), outcomes
-        await channel.close()
-        assert channel.get_state() is http2.State.SHUTDOWN
-        with pytest.raises(grpc.aio.UsageError):
-            await stub.BatchGet(kv_pb2.BatchGetRequest(), timeout=60)
-
-    asyncio.run(run())
+    channel = http2.Channel(address, connect_s_max=10)
+    await until_ready(channel)
+    stub: Any = kv_pb2_grpc.KeyValueStub(channel)
+    calls = [stub.BatchGet(kv_pb2.BatchGetRequest(), timeout=60) for _ in range(20)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(one, kv_pb2.BatchGetResponse) for one in outcomes), outcomes
+    await channel.close()
+    assert channel.get_state() is http2.State.SHUTDOWN
+    with pytest.raises(grpc.aio.UsageError):
+        await stub.BatchGet(kv_pb2.BatchGetRequest(), timeout=60)
 
 
-def test_channel_to_nobody_fails_and_tries_again(cluster: FakeCluster) -> None:
+async def test_channel_to_nobody_fails_and_tries_again(cluster: FakeCluster) -> None:
     node = cluster.nodes[0]
     cluster.kill(node)
 
@@ -132,18 +130,15 @@ def test_channel_to_nobody_fails_and_tries_again(cluster: FakeCluster) -> None:
             await channel.wait_for_state_change(state)
         return state
 
-    async def run() -> None:
-        channel = http2.Channel(node.address, connect_s_max=10)
-        assert await settled(channel) is http2.State.TRANSIENT_FAILURE
-        await asyncio.to_thread(cluster.revive, node)
-        async with asyncio.timeout(60):
-            await until_ready(channel)
-        await channel.close()
-
-    asyncio.run(run())
+    channel = http2.Channel(node.address, connect_s_max=10)
+    assert await settled(channel) is http2.State.TRANSIENT_FAILURE
+    await asyncio.to_thread(cluster.revive, node)
+    async with asyncio.timeout(60):
+        await until_ready(channel)
+    await channel.close()
 
 
-def test_error_carries_what_rpc_reads_of_it(cluster: FakeCluster) -> None:
+async def test_error_carries_what_rpc_reads_of_it(cluster: FakeCluster) -> None:
     node = cluster.nodes[0]
 
     async def refuse(_method: str, _request: Any) -> None:
@@ -151,16 +146,13 @@ def test_error_carries_what_rpc_reads_of_it(cluster: FakeCluster) -> None:
 
     node.before = refuse
 
-    async def run() -> None:
-        channel = http2.Channel(node.address, connect_s_max=10)
-        await until_ready(channel)
-        stub: Any = kv_pb2_grpc.KeyValueStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Scan(kv_pb2.ScanRequest(), timeout=60)
-        assert isinstance(rpc.fate_of(caught.value), PartitionOfflineError)
-        await channel.close()
-
-    asyncio.run(run())
+    channel = http2.Channel(node.address, connect_s_max=10)
+    await until_ready(channel)
+    stub: Any = kv_pb2_grpc.KeyValueStub(channel)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Scan(kv_pb2.ScanRequest(), timeout=60)
+    assert isinstance(rpc.fate_of(caught.value), PartitionOfflineError)
+    await channel.close()
 
 
 class LeavingServer(asyncio.Protocol):
@@ -208,31 +200,28 @@ class LeavingServer(asyncio.Protocol):
         self._transport.write(self._http.data_to_send())
 
 
-def test_goaway_ends_no_call_that_the_server_has_taken_and_lets_the_others_be_sent_again() -> None:
+async def test_goaway_ends_no_call_that_the_server_took_and_the_others_are_sent_again() -> None:
     class Server(LeavingServer):
         pass
 
-    async def run() -> None:
-        server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        channel = http2.Channel(f"127.0.0.1:{port}", connect_s_max=10)
-        await until_ready(channel)
-        stub: Any = kv_pb2_grpc.KeyValueStub(channel)
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    channel = http2.Channel(f"127.0.0.1:{port}", connect_s_max=10)
+    await until_ready(channel)
+    stub: Any = kv_pb2_grpc.KeyValueStub(channel)
 
-        def call() -> Any:
-            return stub.BatchWrite(kv_pb2.BatchWriteRequest(), timeout=60)
+    def call() -> Any:
+        return stub.BatchWrite(kv_pb2.BatchWriteRequest(), timeout=60)
 
-        answers: Any = await asyncio.gather(call(), call(), return_exceptions=True)
-        taken, refused = answers
-        assert isinstance(taken, kv_pb2.BatchWriteResponse), taken
-        assert isinstance(refused, grpc.aio.UsageError), "never sent, so it may be sent again"
-        await until_ready(channel)
-        assert isinstance(await call(), kv_pb2.BatchWriteResponse)
-        assert Server.connections == 2
-        await channel.close()
-        server.close()
-
-    asyncio.run(run())
+    answers: Any = await asyncio.gather(call(), call(), return_exceptions=True)
+    taken, refused = answers
+    assert isinstance(taken, kv_pb2.BatchWriteResponse), taken
+    assert isinstance(refused, grpc.aio.UsageError), "never sent, so it may be sent again"
+    await until_ready(channel)
+    assert isinstance(await call(), kv_pb2.BatchWriteResponse)
+    assert Server.connections == 2
+    await channel.close()
+    server.close()
 
 
 def test_client_without_the_core_goes_on_where_servers_close_connections_now_and_then(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon.core.retry import RetryPolicy, decide
+from koinon.core.retry import RetryPolicy
 from koinon_node.core.quotas import Quota, Share
 from koinon_proto.contract.errors import KoinonError, QuotaExceededError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
@@ -23,7 +23,6 @@ from tests.client.kit.helpers import keys_of
 
 NODES, PARTITIONS = 3, 12
 SECONDS = 10.0
-POLICY = RetryPolicy()
 
 
 def node(limit: int) -> Quota:
@@ -48,6 +47,7 @@ class Clients:
 
     def __init__(self, count: int, rows: int, limit: int, seed: int) -> None:
         self._random = Random(seed)
+        self._policy = RetryPolicy(random=self._random)
         self._rows = rows
         self._nodes = [node(limit) for _ in range(NODES)]
         self._due: list[tuple[float, int, int, int]] = []  # when, who, its attempt, its rows left
@@ -64,9 +64,7 @@ class Clients:
             again_s, attempt_next = self._random.uniform(0.000_5, 0.003), 0
             if error is not None:
                 self.refusals += 1
-                again = decide(
-                    error, attempt=attempt, idempotent=False, policy=POLICY, random=self._random
-                )
+                again = self._policy.decide(error, attempt=attempt, idempotent=False)
                 assert again is not None
                 again_s += again.delay_s
                 attempt_next = attempt + 1 if refused == rows else 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
 import koinon
-from koinon.driver.request_ids import RequestId, operation
+from koinon.driver.request_ids import RequestId, naming, operation
 from koinon.operate.admin import Admin
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InternalError, KoinonError, StorageFullError
@@ -110,7 +112,7 @@ def test_id_of_the_application_is_made_fit_for_logs(client: Any, seen: Seen) -> 
 
 
 @ONLY_GRPC
-def test_operations_that_ride_together_go_under_the_first_id_that_is_given(
+async def test_operations_that_ride_together_go_under_the_first_id_that_is_given(
     cluster: FakeCluster,
 ) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 4)
@@ -127,15 +129,12 @@ def test_operations_that_ride_together_go_under_the_first_id_that_is_given(
         else:
             await client.get(key)
 
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            await client.get(keys[0])
-            cluster.nodes[0].before = note
-            named = zip(keys, ["", "first", "", "second"], strict=True)
-            await asyncio.gather(*[get(client, key, name) for key, name in named])
-            await client.get(keys[0])
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        await client.get(keys[0])
+        cluster.nodes[0].before = note
+        named = zip(keys, ["", "first", "", "second"], strict=True)
+        await asyncio.gather(*[get(client, key, name) for key, name in named])
+        await client.get(keys[0])
     together, alone = arrived
     assert together == ("BatchGet", "first", 4)
     assert OWN.fullmatch(alone[1])
@@ -244,3 +243,31 @@ def test_operation_inside_another_goes_under_its_id() -> None:
         assert inner is outer
     with operation(RequestId("given")) as own:
         assert own.text == "given"
+
+
+@pytest.mark.parametrize("asked", ["unary", "stream"])
+@pytest.mark.parametrize("answered", ["unary", "stream"])
+def test_blocking_call_of_every_kind_carries_its_id_and_the_token(
+    asked: str, answered: str
+) -> None:
+    kind = f"{asked}_{answered}"
+
+    def told(_request: Any, context: grpc.ServicerContext) -> Any:
+        found = dict(context.invocation_metadata())
+        words = f"{found.get(request_ids.KEY)!s} {found.get('authorization')!s}".encode()
+        return words if answered == "unary" else iter([words])
+
+    handler = getattr(grpc, f"{kind}_rpc_method_handler")(told)
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("any", {"Ask": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as plain, operation(RequestId("mine")):
+            call = getattr(naming(plain, (("authorization", "token"),)), kind)("/any/Ask")
+            answer = call(b"" if asked == "unary" else iter([b""]), timeout=30)
+            assert (answer if answered == "unary" else next(answer)) == b"mine/1 token"
+    finally:
+        server.stop(None).wait()

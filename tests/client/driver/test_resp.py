@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 import koinon
+from koinon.core import node_clock
 from koinon.driver.resp import link as resp_link
 from koinon.driver.resp import pool as resp_pool
 from koinon.driver.resp.connection import IN_FLIGHT_MAX
+from koinon_proto.contract.errors import DeadlinePassedError
 from tests.client.conftest import SOON_S, Connect
 from tests.client.kit.fake_cluster import FakeCluster, FakeNode
-from tests.client.kit.fake_resp import LEAVING, FakeResp
+from tests.client.kit.fake_resp import LEAVING, FakeResp, error_reply
 from tests.client.kit.helpers import ONLY_RESP, keys_of, resp_of
 from tests.kit.waiting import wait_until
 
@@ -217,6 +220,38 @@ def test_socket_on_which_a_push_came_with_the_reply_is_not_used_again(
         assert blocking.get(key) == b"before"
 
 
+def test_connection_is_replaced_once_the_nodes_clock_is_not_known_well_enough(
+    listener: FakeResp,
+    blocking: koinon.Client,
+    client: Any,
+    key: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client.put(key, b"before")
+    monkeypatch.setattr(node_clock, "AGE_S_MAX", -1.0)
+    for writer in (blocking, client):
+        had = listener.connections
+        for _ in range(3):
+            writer.put(key, b"again")
+        assert listener.connections > had
+
+
+def test_write_that_is_refused_as_late_and_is_not_goes_again_on_a_new_connection(
+    listener: FakeResp, blocking: koinon.Client, client: Any, key: bytes
+) -> None:
+    """The client's machine was suspended: for the node its deadlines are over."""
+    for writer in (blocking, client):
+        writer.put(key, b"before")
+        had = listener.connections
+        refusals = iter([error_reply(DeadlinePassedError(late_ms=60_000), None)])
+        listener.answer = partial(next, refusals)
+        writer.put(key, b"after")
+        writer.put(key, b"later")
+        assert listener.connections > had
+        assert writer.get(key) == b"later"
+        listener.answer = bytes
+
+
 def listener_sockets(client: koinon.Client) -> int:
     pools = client._engine.pools
     assert pools is not None
@@ -357,113 +392,97 @@ def test_reply_that_makes_no_sense_leaves_a_write_of_unknown_fate(
 # --- the asyncio client's order -------------------------------------------------------------------
 
 
-def test_cancelled_operation_keeps_its_place_in_the_order(
+async def test_cancelled_operation_keeps_its_place_in_the_order(
     cluster: FakeCluster, node: FakeNode
 ) -> None:
     keys = keys_of(cluster, node, 3)
-
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            for key in keys:
-                await client.put(key, key)
-            await client.get(keys[0])
-            node.before = gate = cluster.gate()
-            first, second = (asyncio.create_task(client.get(key)) for key in keys[:2])
-            await asyncio.to_thread(gate.reached.wait, 60)
-            third = asyncio.create_task(client.get(keys[2], timeout_ms=100))
-            with pytest.raises(koinon.UnavailableError):
-                await third
-            first.cancel()
-            node.before = None
-            gate.open()
-            assert await second == keys[1]
-            assert await client.get(keys[2]) == keys[2]
-            with pytest.raises(asyncio.CancelledError):
-                await first
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        for key in keys:
+            await client.put(key, key)
+        await client.get(keys[0])
+        node.before = gate = cluster.gate()
+        first, second = (asyncio.create_task(client.get(key)) for key in keys[:2])
+        await asyncio.to_thread(gate.reached.wait, 60)
+        third = asyncio.create_task(client.get(keys[2], timeout_ms=100))
+        with pytest.raises(koinon.UnavailableError):
+            await third
+        first.cancel()
+        node.before = None
+        gate.open()
+        assert await second == keys[1]
+        assert await client.get(keys[2]) == keys[2]
+        with pytest.raises(asyncio.CancelledError):
+            await first
 
 
-def test_operations_in_flight_are_bounded_and_the_rest_goes_elsewhere(
+async def test_operations_in_flight_are_bounded_and_the_rest_goes_elsewhere(
     cluster: FakeCluster, node: FakeNode, listener: FakeResp
 ) -> None:
     keys = keys_of(cluster, node, IN_FLIGHT_MAX + 200)
-
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=200_000) as client:
-            await client.put(keys[0], b"v")
-            node.before = gate = cluster.gate()
-            sent = listener.commands
-            writing = [asyncio.create_task(client.put(key, b"w")) for key in keys]
-            await asyncio.to_thread(gate.reached.wait, 60)
-            await asyncio.to_thread(wait_until, lambda: listener.commands > sent)
-            cluster.fence(node, cluster.nodes[1])
-            results = await asyncio.gather(*writing, return_exceptions=True)
-            unknown = [r for r in results if isinstance(r, koinon.UnknownFateError)]
-            assert len(unknown) == IN_FLIGHT_MAX
-            assert sum(isinstance(r, int) for r in results) == 200
-            gate.open()
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=200_000) as client:
+        await client.put(keys[0], b"v")
+        node.before = gate = cluster.gate()
+        sent = listener.commands
+        writing = [asyncio.create_task(client.put(key, b"w")) for key in keys]
+        await asyncio.to_thread(gate.reached.wait, 60)
+        await asyncio.to_thread(wait_until, lambda: listener.commands > sent)
+        cluster.fence(node, cluster.nodes[1])
+        results = await asyncio.gather(*writing, return_exceptions=True)
+        unknown = [r for r in results if isinstance(r, koinon.UnknownFateError)]
+        assert len(unknown) == IN_FLIGHT_MAX
+        assert sum(isinstance(r, int) for r in results) == 200
+        gate.open()
 
 
-def test_operations_that_were_not_sent_when_the_connection_was_cut_are_sent_again(
+async def test_operations_that_were_not_sent_when_the_connection_was_cut_are_sent_again(
     cluster: FakeCluster, node: FakeNode, listener: FakeResp
 ) -> None:
     keys = keys_of(cluster, node, IN_FLIGHT_MAX + 200)
-
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            await client.put(keys[0], b"v")
-            node.before = gate = cluster.gate()
-            writing = [asyncio.create_task(client.put(key, b"w")) for key in keys]
-            await asyncio.to_thread(gate.reached.wait, 60)
-            node.before = None
-            cluster.thread.loop.call_soon_threadsafe(listener.reset)
-            results = await asyncio.gather(*writing, return_exceptions=True)
-            unknown = [r for r in results if isinstance(r, koinon.UnknownFateError)]
-            assert len(unknown) == IN_FLIGHT_MAX
-            assert sum(isinstance(r, int) for r in results) == 200
-            gate.open()
-
-    asyncio.run(run())
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        await client.put(keys[0], b"v")
+        node.before = gate = cluster.gate()
+        writing = [asyncio.create_task(client.put(key, b"w")) for key in keys]
+        await asyncio.to_thread(gate.reached.wait, 60)
+        node.before = None
+        cluster.thread.loop.call_soon_threadsafe(listener.reset)
+        results = await asyncio.gather(*writing, return_exceptions=True)
+        unknown = [r for r in results if isinstance(r, koinon.UnknownFateError)]
+        assert len(unknown) == IN_FLIGHT_MAX
+        assert sum(isinstance(r, int) for r in results) == 200
+        gate.open()
 
 
-def test_writes_are_not_held_up_by_reads(cluster: FakeCluster, node: FakeNode, key: bytes) -> None:
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            await client.put(key, b"v")
-            gate = cluster.gate()
-
-            async def hold_reads(method: str, request: object) -> None:
-                if method == "BatchGet":
-                    await gate(method, request)
-
-            node.before = hold_reads
-            reading = asyncio.create_task(client.get(key))
-            await asyncio.to_thread(gate.reached.wait, 60)
-            await client.put(key, b"w")
-            gate.open()
-            assert await reading in (b"v", b"w")
-
-    asyncio.run(run())
-
-
-def test_read_that_has_had_half_its_time_is_asked_again(
+async def test_writes_are_not_held_up_by_reads(
     cluster: FakeCluster, node: FakeNode, key: bytes
 ) -> None:
-    async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=6_000) as client:
-            await client.put(key, b"v")
-            await client.get(key)
-            node.before = gate = cluster.gate()
-            reading = asyncio.create_task(client.get(key))
-            await asyncio.to_thread(gate.reached.wait, 60)
-            node.before = None
-            assert await reading == b"v"
-            gate.open()
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+        await client.put(key, b"v")
+        gate = cluster.gate()
 
-    asyncio.run(run())
+        async def hold_reads(method: str, request: object) -> None:
+            if method == "BatchGet":
+                await gate(method, request)
+
+        node.before = hold_reads
+        reading = asyncio.create_task(client.get(key))
+        await asyncio.to_thread(gate.reached.wait, 60)
+        await client.put(key, b"w")
+        gate.open()
+        assert await reading in (b"v", b"w")
+
+
+async def test_read_that_has_had_half_its_time_is_asked_again(
+    cluster: FakeCluster, node: FakeNode, key: bytes
+) -> None:
+    async with await koinon.aio.connect(cluster.seeds, timeout_ms=6_000) as client:
+        await client.put(key, b"v")
+        await client.get(key)
+        node.before = gate = cluster.gate()
+        reading = asyncio.create_task(client.get(key))
+        await asyncio.to_thread(gate.reached.wait, 60)
+        node.before = None
+        assert await reading == b"v"
+        gate.open()
 
 
 def test_waiting_for_a_connection_is_short(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -112,16 +111,14 @@ def test_set_is_the_union_of_its_shards(routed: LocalCluster) -> None:
             online.add(b"")
 
 
-def test_asyncio_client_has_the_same(routed: LocalCluster) -> None:
-    async def work() -> Any:
-        async with koinon.aio.connect(routed.coordinators) as client:
-            counter = client.sharded(b"aio/n", 4)
-            await asyncio.gather(*(counter.increment() for _ in range(40)))
-            await counter.add(b"a")
-            await counter.add(b"b", ttl_ms=60_000)
-            await counter.discard(b"a")
-            return await counter.total(), await counter.members()
-
-    assert asyncio.run(work()) == (40, {b"b"})
+async def test_asyncio_client_has_the_same(routed: LocalCluster) -> None:
+    async with koinon.aio.connect(routed.coordinators) as client:
+        counter = client.sharded(b"aio/n", 4)
+        await asyncio.gather(*(counter.increment() for _ in range(40)))
+        await counter.add(b"a")
+        await counter.add(b"b", ttl_ms=60_000)
+        await counter.discard(b"a")
+        found = await counter.total(), await counter.members()
+    assert found == (40, {b"b"})
     with routed.client() as client:
         assert client.sharded(b"aio/n", 4).total() == 40

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import koinon
-from koinon.driver.connection import Connection
-from koinon.driver.node_link import Link
+from koinon.driver.rpc.attended_channel import Connection
+from koinon.driver.rpc.node_link import Link
 from koinon.operate.admin import Admin
 from tests.client.kit.fake_cluster import FakeCluster, Proxy
 from tests.client.kit.helpers import ALL

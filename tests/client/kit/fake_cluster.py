@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from koinon.local.files import port_of
+from koinon.local.cluster_files import port_of
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     CheckFailedError,
@@ -121,7 +121,6 @@ class FakeNode(
         self.before: Hook | None = None
         self.after: Hook | None = None
         self.page_rows_max = 50
-        self.knows_ranges = True
 
     async def start(self, port: int = 0, resp_port: int = 0) -> None:
         port, resp_port = port or free_port(), resp_port or free_port()  # to listen there again
@@ -174,6 +173,11 @@ class FakeNode(
                 refused[partition_id] = error
         return refused
 
+    async def Attend(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Give leave to send until the server stops."""
+        yield kv_pb2.AttendResponse()
+        await asyncio.Event().wait()
+
     @rpc.typed_errors
     async def BatchGet(self, request: kv_pb2.BatchGetRequest, context: Any) -> Any:  # noqa: N802
         return await self.batch_get(request, context)
@@ -201,9 +205,6 @@ class FakeNode(
     ) -> Any:
         return await self.batch_write(request, context)
 
-    def _lists_present(self, request: kv_pb2.BatchWriteRequest) -> bool:
-        return request.list_present and not self.cluster.of_older_build
-
     async def batch_write(self, request: kv_pb2.BatchWriteRequest, context: Any) -> Any:
         await self._enter("BatchWrite", request, len(request.keys), context)
         told = self.cluster.durabilities
@@ -216,7 +217,7 @@ class FakeNode(
             version = 0
             if request.partition_ids[row] not in refused:
                 held = self.cluster.store.get(key, (b"", 0, 0))[1]
-                if held and conditions.get(row) == 0 and self._lists_present(request):
+                if held and conditions.get(row) == 0 and request.list_present:
                     reply.present.append(row)
                     self.cluster.present_listed += 1
                 elif row in conditions and conditions[row] != held:
@@ -336,7 +337,6 @@ class FakeNode(
         reply.partition_ids.extend(p for p, _, _ in page)
         reply.versions.extend(v[1] for _, _, v in page)
         reply.expires_at_ms.extend(v[2] for _, _, v in page)
-        reply.in_range = self.knows_ranges
         if len(found) > limit:
             reply.next.partition_id, reply.next.after_key = page[-1][:2]
         await self._leave("Scan", request, context)
@@ -377,7 +377,6 @@ class FakeCluster:
         self.speaks_resp = speaks_resp
         self.thread = LoopThread()
         self.partitioner: Partitioner = partitioner("murmur2", partitions)
-        self.of_older_build = False  # its nodes pass over new fields of requests
         self.present_listed = 0  # rows
         self.store: dict[bytes, tuple[bytes, int, int]] = {}
         self.applied: list[tuple[bytes, bytes]] = []

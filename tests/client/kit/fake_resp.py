@@ -18,7 +18,7 @@ import hiredis
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     ReplyTooLargeError,
-    UnsupportedVersionError,
+    UnknownKeyspaceError,
     WrongClusterError,
 )
 from koinon_proto.contract.request_ids import Handling, handling
@@ -61,6 +61,7 @@ class FakeResp:
         self.pages = 0  # that were asked for
         self.batches = 0  # of reads, that were asked for
         self.knows = {GET_MANY, SCAN}  # of the commands that bring a message
+        self.clock_ms = 1_000_000  # as clients are told it; commands are taken up at any time
         self.answer: Callable[[bytes], bytes] = bytes  # what is said instead of an answer
         self._node_id = node_id.encode()
         self._partition_of = partition_of
@@ -105,7 +106,7 @@ class FakeResp:
                 parser.feed(received)
                 commands: list[Command] = []
                 while (command := parser.gets()) is not False:
-                    commands.append(command)
+                    commands.append(_without_deadline(command))
                 for _, run in groupby(commands, _sort_of):
                     for answer in await self._answers(list(run), writer):
                         writer.write(self.answer(answer))
@@ -128,23 +129,21 @@ class FakeResp:
         except ReplyTooLargeError as error:
             half = len(run) // 2
             if not half:
-                return [_error(error, run[0])]
+                return [error_reply(error, run[0])]
             return [
                 *await self._answers(run[:half], writer),
                 *await self._answers(run[half:], writer),
             ]
         except Exception as error:
-            return [_error(error, command) for command in run]
+            return [error_reply(error, command) for command in run]
 
     def _hello(self, command: Command, writer: asyncio.StreamWriter) -> bytes:
-        """Let the client in, as a build does that knows only the first version."""
-        if command[1] != b"1":
+        """Let a client of the keyspace ``default`` in."""
+        if command[3] != b"0":
             self.refused += 1
-            return _error(
-                UnsupportedVersionError(what="hello", version=int(command[1]), supported=1), None
-            )
+            return error_reply(UnknownKeyspaceError(keyspace=command[3].decode()), None)
         if command[2].decode() != self.cluster_id:
-            return _error(
+            return error_reply(
                 WrongClusterError(
                     expected_cluster_id=self.cluster_id, actual_cluster_id=command[2].decode()
                 ),
@@ -152,7 +151,7 @@ class FakeResp:
             )
         self.connections += 1
         self._welcome[writer] = None
-        return _bulk(self._node_id)
+        return _bulk(b"%b %d" % (self._node_id, self.clock_ms))
 
     async def _reads(self, run: list[Command]) -> list[bytes]:
         keys = [command[1] for command in run]
@@ -168,7 +167,7 @@ class FakeResp:
         for row, command in enumerate(run):
             error = refused.get(request.partition_ids[row])
             if error is not None:
-                answers.append(_error(error, command))
+                answers.append(error_reply(error, command))
             elif command[0] == b"KOINON.GET":
                 missing = row in reply.missing
                 answers.append(b"$-1\r\n" if missing else _bulk(reply.values[row]))
@@ -229,7 +228,7 @@ class FakeResp:
         for row, command in enumerate(run):
             error = refused.get(request.partition_ids[row]) or by_row.get(row)
             if error is not None:
-                answers.append(_error(error, command))
+                answers.append(error_reply(error, command))
             elif puts[row]:
                 answers.append(_bulk(b"%d" % reply.versions[row]))
             else:
@@ -258,7 +257,7 @@ class FakeResp:
         for row, (command, result) in enumerate(zip(run, reply.results, strict=True)):
             error = refused.get(request.partition_ids[row]) or by_row.get(row)
             if error is not None:
-                answers.append(_error(error, command))
+                answers.append(error_reply(error, command))
             elif command[0] == b"KOINON.INCREMENT":
                 answers.append(b":%d\r\n" % result.number)
             elif command[0] == b"KOINON.TOUCH":
@@ -266,6 +265,12 @@ class FakeResp:
             else:
                 answers.append(_bulk(result.value) if result.found else b"$-1\r\n")
         return answers
+
+
+def _without_deadline(command: Command) -> Command:
+    """Return a command without the time by which a write is to be taken up: here it is any time."""
+    named = command[0] in (*READS, GET_MANY, SCAN, b"KOINON.HELLO")
+    return command if named else command[:-1]
 
 
 def _sort_of(command: Command) -> int:
@@ -287,7 +292,7 @@ def _bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-def _error(error: Exception, command: Command | None) -> bytes:
+def error_reply(error: Exception, command: Command | None) -> bytes:
     request_id = command[-1] if command is not None else b"own"
     whole = b64encode(convert.error_to_proto(error).SerializeToString())
     return b"-KOINON %b %b\r\n" % (whole, request_id)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from koinon.operate.bulk_loads import LoadMode, LoadsClient, LoadState, LoadView, StreamBatch
+from koinon.operate.loads_client import LoadMode, LoadsClient, LoadState, LoadView, StreamBatch
 from koinon_proto.contract.cluster_errors import LoadClosedError, NotLeaderError
 from koinon_proto.contract.errors import (
     ConfigurationError,
@@ -17,20 +17,18 @@ from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,
-    UnsupportedVersionError,
 )
 from koinon_proto.server import rpc
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, loads_pb2, loads_pb2_grpc
 from tests.client.kit.fake_cluster import LoopThread
 
 LOST = "lost"
-NOT_IMPLEMENTED = "not implemented"
 Fate = KoinonError | str | None
 
 
 class FakeCoordinator(admin_pb2_grpc.AdminServicer, loads_pb2_grpc.LoadsServicer):
     """One coordinator. ``group.leader`` leads; ``fates`` are what becomes of its next calls: an
-    error is answered, ``LOST`` ends without an answer, to ``NOT_IMPLEMENTED`` the method is new.
+    error is answered, ``LOST`` ends without an answer.
     """
 
     def __init__(self, group: Group) -> None:
@@ -89,8 +87,6 @@ class FakeCoordinator(admin_pb2_grpc.AdminServicer, loads_pb2_grpc.LoadsServicer
             raise fate
         if fate == LOST:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was cut")
-        if fate == NOT_IMPLEMENTED:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not known")
 
 
 class Group:
@@ -256,14 +252,6 @@ def test_nobody_who_answers_is_unavailable_and_a_bad_address_a_mistake(group: Gr
         LoadsClient("")
 
 
-def test_coordinators_that_know_no_loads_are_told_by_their_version(
-    group: Group, client: LoadsClient
-) -> None:
-    group.fates.append(NOT_IMPLEMENTED)
-    with pytest.raises(UnsupportedVersionError, match="bulk loads"):
-        client.abort(7)
-
-
 def test_values_of_a_newer_build_are_shown_as_unknown(client: LoadsClient) -> None:
     view = client.get(7)
     assert isinstance(view, LoadView)
@@ -281,10 +269,7 @@ def test_threads_may_share_it(group: Group, client: LoadsClient) -> None:
     assert found == [7] * 16
 
 
-def test_check_opens_nothing_and_ends_what_older_coordinators_open(
-    group: Group, client: LoadsClient
-) -> None:
+def test_check_opens_nothing(group: Group, client: LoadsClient) -> None:
     client.check(mode=LoadMode.APPEND, keyspace_id=3)
-    asked, aborted = group.requests
+    (asked,) = group.requests
     assert (asked.only_check, asked.keyspace_id) == (True, 3)
-    assert aborted.load_id == 7, "this group knows no checks"

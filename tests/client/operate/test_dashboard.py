@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from koinon.operate.admin import ClusterStatus
-from koinon.operate.dashboard import Observation, Overview
-from koinon.operate.hotspots import MEASURES, READS, NodeCounters
-from koinon.operate.moves import MovesView, MoveView, PlannedMove
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.judge.dashboard import Observation, Overview
+from koinon.operate.judge.hotspots import MEASURES, READS, NodeCounters
+from koinon.operate.plans import MovesView, MoveView, PlannedMove
 from koinon.operate.traffic import Counters
 from koinon_proto.contract.table import MoveSettings, NodeStatus
 from tests.client.operate.test_health import (

@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from koinon.operate.admin import ClusterStatus, CoordinatorView, ElectionsView, SessionView
-from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
-from koinon.operate.health import notes, problems, summary
+from koinon.operate.cluster_status import (
+    ClusterStatus,
+    CoordinatorView,
+    ElectionsView,
+    RoomWaitView,
+    ScarceResource,
+    SessionView,
+)
+from koinon.operate.judge.health import notes, problems, summary
+from koinon.operate.loads_client import LoadMode, LoadState, LoadView
 from koinon_proto.contract.table import (
     ActiveLoad,
+    MoveSettings,
     NodeNumber,
     NodeStatus,
     OfflineReason,
@@ -98,6 +106,13 @@ def test_healthy_cluster_has_no_problem_and_no_note() -> None:
     assert summary(status) == (
         "All is well. 12 partitions online on 3 nodes; 3 coordinators, c1 leads."
     )
+
+
+@pytest.mark.parametrize("fields", [{}, {"leader_id": ""}])
+def test_summary_says_that_moves_are_paused(fields: dict[str, Any]) -> None:
+    line = summary(status_of(table_of(moves=MoveSettings(paused=True)), **fields))
+    assert line.endswith(" Moves are paused: 'koinon admin resume' lets them go on.")
+    assert "paused" not in summary(status_of(**fields))
 
 
 def test_servers_that_let_everybody_in_are_noted_whoever_asks() -> None:
@@ -375,6 +390,38 @@ def test_disk_that_is_nearly_full_is_named_before_the_copies_that_fall_behind() 
     ]
 
 
+def test_coordinator_whose_disk_is_nearly_full_is_named() -> None:
+    ample = status_of(disk_free_bytes=6 << 30, disk_bytes=100 << 30)
+    assert problems(ample) == []
+    (found,) = problems(replace(ample, disk_free_bytes=12_000_000))
+    assert found.startswith("the disk of coordinator c1 has 12 MB left")
+
+
+def test_moves_that_wait_for_room_are_a_problem_and_a_rebalance_is_not_advised_then() -> None:
+    wait = RoomWaitView(
+        node_number=2, moves=64, needs_bytes=5_000_000, has_bytes=0, limit="90% of its map"
+    )
+    room, store = problems(status_of(used=0.96, room_waits=(wait,)))
+    assert room.startswith(
+        "64 moves wait for room on node n2 (they need 5.0 MB, it has 0.0 MB: 90% of its map): "
+        "start it with a greater --map-size-bytes"
+    )
+    assert "koinon admin cancel" in room
+    assert store.startswith("the store of node n2 is 96% full")
+    assert "rebalance" not in store
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "said"),
+    [(499, ""), (-499, ""), (1_500, "is 1.5 s ahead of that of c1"), (-700, "is 0.7 s behind")],
+)
+def test_clock_that_differs_from_the_leaders_is_named(ahead_ms: int, said: str) -> None:
+    sessions = (session(1, 0.1), replace(session(2, 0.1), clock_ahead_ms=ahead_ms))
+    found = problems(status_of(sessions=sessions))
+    assert len(found) == bool(said)
+    assert all(f"the clock of node n2 {said}" in one for one in found)
+
+
 def test_dead_node_that_holds_nothing_may_be_removed() -> None:
     table = with_node(table_of(), 3, status=NodeStatus.FENCED)
     for p in range(PARTITIONS):
@@ -384,3 +431,12 @@ def test_dead_node_that_holds_nothing_may_be_removed() -> None:
         "node n3 at host3:1 is down and holds nothing: start it, or 'koinon admin remove n3' takes "
         "it out for good"
     )
+
+
+def test_resource_that_is_nearly_used_up_is_a_problem() -> None:
+    scarce = ScarceResource(name="file descriptors", used=1_020, limit=1_024)
+    healthy = status_of()
+    sessions = tuple(replace(one, scarce=(scarce,)) for one in healthy.sessions[:1])
+    found = problems(replace(healthy, sessions=(*sessions, *healthy.sessions[1:])))
+    assert len(found) == 1
+    assert found[0].startswith("node n1 has used 1,020 of 1,024 file descriptors: find the prog")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from koinon.operate.hotspots import (
+from koinon.operate.judge.hotspots import (
     MEASURES,
     READS,
     WRITES,
@@ -131,6 +131,7 @@ def test_blame_names_the_key_that_makes_the_heat_else_none() -> None:
 def test_blame_of_few_rows_is_nothing() -> None:
     heat = rates_of(1000, *[1] * 14, rows=40)
     assert blame(hottest(heat, RankBy.ALL, 9), rows=40) == []
+    assert blame(hottest(rates_of(1000, *[1] * 14), RankBy.ALL, 9), rows=999) == []
     chance = rates_of(4, *[1] * 200, rows=2_000)  # some 40 rows: may be chance
     assert blame(hottest(chance, RankBy.ALL, 1), rows=2_000) == []
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from koinon.cli.operate.following import line
-from koinon.operate.moves import CopyProgress, MovesView, MoveView, Plan, PlannedMove, Stage
-from koinon.operate.progress import MovesTracker
+from koinon.cli.operate.move_control import line
+from koinon.operate.judge.moves_progress import MovesTracker
+from koinon.operate.plans import CopyProgress, MovesView, MoveView, Plan, PlannedMove, Stage
 from koinon.operate.replicas import PartitionSize
 from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.contract.table import MoveSettings

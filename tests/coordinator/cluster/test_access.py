@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_coordinator.core.cluster import access as rules
+from koinon_coordinator.core.cluster import access_rules as rules
 from koinon_coordinator.core.cluster.commands import (
     AccessChanged,
     AccessCommand,
@@ -24,14 +24,14 @@ from koinon_coordinator.core.cluster.commands import (
     RevokeCertificate,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.access import check_change, refusal
+from koinon_coordinator.core.decide.access_requests import check_change, refusal
 from koinon_coordinator.wire.state_codec import (
     command_from_bytes,
     command_to_bytes,
     image_from_bytes,
     image_to_bytes,
 )
-from koinon_proto.contract import access, convert
+from koinon_proto.contract import access
 from koinon_proto.contract.access import (
     AccessState,
     Action,
@@ -49,7 +49,6 @@ from koinon_proto.contract.errors import (
     UnknownKeyspaceError,
 )
 from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
-from koinon_proto.v1 import access_pb2
 from tests.coordinator.kit.support import bootstrapped
 
 from .test_keyspaces import created, dropped, forgotten, wanted
@@ -108,15 +107,15 @@ def test_changes_rise_the_version_and_nothing_new_does_not() -> None:
 
 def test_access_is_what_the_commands_say() -> None:
     state = some_state()
-    assert state.access.user_of_token(TEXT, 150) == "app"
+    assert getattr(state.access.token_of(TEXT, 150), "user", None) == "app"
     assert state.access.permissions_of("app").in_keyspace(DEFAULT_ID).allows(Action.READ, b"a1")
     state.apply(PutUser(user=replace(APP, blocked=True)))
-    assert state.access.user_of_token(TEXT, 150) is None
+    assert state.access.token_of(TEXT, 150) is None
     state.apply(PutUser(user=APP))
     state.apply(PutRole(role=role_of("reader", b"b")))
     assert not state.access.permissions_of("app").in_keyspace(DEFAULT_ID).allows(Action.READ, b"a1")
     state.apply(DropToken(token_id=TOKEN.id))
-    assert state.access.user_of_token(TEXT, 150) is None
+    assert state.access.token_of(TEXT, 150) is None
 
 
 def test_user_is_dropped_with_its_tokens() -> None:
@@ -210,10 +209,6 @@ def test_change_at_another_version_is_refused_as_such() -> None:
     )
 
 
-def test_change_before_there_is_a_cluster_is_refused() -> None:
-    assert ClusterState().apply(PutRole(role=READER)) == Rejected(reason=Reason.NO_CLUSTER)
-
-
 # --- keyspaces ------------------------------------------------------------------------------------
 
 
@@ -250,35 +245,6 @@ def test_grant_in_a_keyspace_that_is_not_there_is_refused(is_dropped: bool) -> N
     before = state.image()
     assert state.apply(command) == Rejected(reason=Reason.KEYSPACE_UNKNOWN)
     assert state.image() == before
-
-
-def test_grants_of_keyspaces_are_kept_by_snapshots_and_commands() -> None:
-    state = some_state()
-    keyspace_ids = (DEFAULT_ID, with_vip(state), None)
-    role = Role(name="reader", grants=tuple(map(in_keyspace, keyspace_ids)))
-    command = PutRole(role=role)
-    assert command_from_bytes(command_to_bytes(command)) == command
-    state.apply(command)
-    image = state.image()
-    assert image_from_bytes(image_to_bytes(image)) == image
-    assert [g.keyspace_id for g in image.access.roles[0].grants] == list(keyspace_ids)
-
-
-def test_grant_that_an_earlier_build_wrote_holds_in_every_keyspace() -> None:
-    # An effect, an action and a prefix: all that there was.
-    written = bytes.fromhex("0801" + "120101" + "1a0161")
-    assert access_pb2.Grant.FromString(written) == access_pb2.Grant(
-        effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[access_pb2.ACTION_READ], prefix=b"a"
-    )
-    (grant,) = convert.ROLE.decode(
-        access_pb2.Role(name="r", grants=[access_pb2.Grant.FromString(written)])
-    ).grants
-    assert grant == READER.grants[0]
-    assert convert.ROLE.encode(READER).grants[0].SerializeToString() == written
-    state = some_state()
-    for keyspace_id in (DEFAULT_ID, with_vip(state)):
-        held = state.access.permissions_of("app").in_keyspace(keyspace_id)
-        assert held.allows(Action.READ, b"a1")
 
 
 # --- bounds ---------------------------------------------------------------------------------------

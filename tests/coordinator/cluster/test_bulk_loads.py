@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from koinon_coordinator.core.cluster import bulk_loads
-from koinon_coordinator.core.cluster.bulk_loads import ALREADY_APPLIED
+from koinon_coordinator.core.cluster import load_rules
 from koinon_coordinator.core.cluster.commands import CommitLoad, LoadOutcome, OpenLoad, Reason
+from koinon_coordinator.core.cluster.load_rules import ALREADY_APPLIED
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.raft import RaftConfig
 from koinon_coordinator.wire.state_codec import command_to_bytes, image_from_bytes, image_to_bytes
@@ -62,54 +62,15 @@ def test_load_is_named_by_the_log_index_of_its_opening_and_shown_in_the_table() 
     assert log.state.table_version == version + 2
 
 
-def test_load_that_is_committed_says_where_in_the_log() -> None:
-    log = Log()
-    first, second = FIRST_INDEX, FIRST_INDEX + 1
-    for command in (open_load("a"), open_load("b"), commit_load(second), commit_load(first)):
-        log.apply(command)
-    places = {load.load_id: load.committed_at for load in log.table().loads}
-    assert places == {second: FIRST_INDEX + 2, first: FIRST_INDEX + 3}
-
-
 def test_load_without_a_place_in_the_log_is_a_defect() -> None:
     log = Log()
     with pytest.raises(ValueError, match="place in the log"):
         log.state.apply(open_load())
 
 
-def test_load_before_there_is_a_cluster_is_rejected() -> None:
-    assert rejected(ClusterState().apply(open_load(), 1)) is Reason.NO_CLUSTER
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_job_opened_again_is_answered_with_its_load_whatever_became_of_it(state: LoadState) -> None:
-    log = Log()
-    load_id = log.in_state(state)
-    before = log.state.image()
-    assert log.apply(open_load()) == outcome(load_id, state)
-    assert log.state.image() == before
-
-
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize(
-    "other",
-    [
-        open_load(mode=OVERWRITE),
-        open_load(mode=LoadMode.APPEND, batch=3),
-        replace(open_load(), prefix=b"p"),
-    ],
-)
-def test_job_opened_again_as_another_load_is_rejected(state: LoadState, other: OpenLoad) -> None:
-    log = Log()
-    log.in_state(state)
-    before = log.state.image()
-    assert rejected(log.apply(other)) is Reason.LOAD_DIFFERS
-    assert log.state.image() == before
-
-
 def test_loads_open_or_merging_at_once_are_bounded() -> None:
     log = Log()
-    for i in range(bulk_loads.ACTIVE_MAX):
+    for i in range(load_rules.ACTIVE_MAX):
         log.in_state(MERGING if i % 2 else OPEN, job_id=f"j{i}")
     assert rejected(log.apply(open_load("more"))) is Reason.TOO_MANY_LOADS
     assert log.apply(open_load("j0")) == outcome(FIRST_INDEX, OPEN)
@@ -120,54 +81,12 @@ def test_loads_open_or_merging_at_once_are_bounded() -> None:
 # --- committing ---------------------------------------------------------------------------------
 
 
-def test_append_is_merged_where_it_was_staged() -> None:
-    log = Log()
-    load_id = log.open()
-    version = log.state.table_version
-    assert log.apply(commit_load(load_id)) == outcome(load_id, MERGING)
-    load = log.load(load_id)
-    assert (load.unmerged, load.partitions, load.attempts) == (partitions(0, 2), 2, (7, 5))
-    assert (load.rows, load.bytes) == (100, 2_000)
-    assert shown(log) == [(load_id, True)]
-    assert log.state.table_version == version + 1
-
-
-def test_append_that_staged_nothing_is_done_at_once() -> None:
-    log = Log()
-    load_id = log.open()
-    version = log.state.table_version
-    assert log.apply(commit_load(load_id, (7,), ())) == outcome(load_id, DONE)
-    assert shown(log) == []
-    assert log.state.table_version == version + 1
-
-
-@pytest.mark.parametrize("staged", [(), (1,)])
-def test_overwrite_is_merged_everywhere(staged: tuple[int, ...]) -> None:
-    log = Log()
-    load_id = log.open(mode=OVERWRITE)
-    assert log.apply(commit_load(load_id, (7,), staged)) == outcome(load_id, MERGING)
-    assert log.load(load_id).unmerged == partitions(*range(PARTITIONS))
-
-
 @pytest.mark.parametrize("state", [MERGING, DONE])
 def test_commit_repeated_with_the_same_attempts_is_answered_alike(state: LoadState) -> None:
     log = Log()
     load_id = log.in_state(state)
     before = log.state.image()
     assert log.apply(commit_load(load_id)) == outcome(load_id, state)
-    assert log.state.image() == before
-
-
-@pytest.mark.parametrize("state", [MERGING, DONE, ABORTED])
-@pytest.mark.parametrize("attempts", [(7,), (5, 7), (7, 5, 3), ()])
-def test_commit_of_other_attempts_after_the_first_is_rejected(
-    state: LoadState, attempts: tuple[int, ...]
-) -> None:
-    log = Log()
-    load_id = log.in_state(state)
-    before = log.state.image()
-    command = commit_load(load_id, attempts, (0,) if attempts else ())
-    assert rejected(log.apply(command)) is Reason.LOAD_CLOSED
     assert log.state.image() == before
 
 
@@ -211,7 +130,7 @@ def test_commit_that_no_state_could_accept_is_rejected(
 
 
 def test_attempts_that_are_merged_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_loads, "ATTEMPTS_MERGING_MAX", 5)
+    monkeypatch.setattr(load_rules, "ATTEMPTS_MERGING_MAX", 5)
     log = Log()
     first, second = log.open("a"), log.open("b")
     log.apply(commit_load(first, (1, 2, 3)))
@@ -275,27 +194,6 @@ def test_merged_partitions_are_counted_and_the_last_one_ends_the_load() -> None:
     assert log.state.table_version == version + 1
 
 
-@pytest.mark.parametrize("partition_ids", [(2,), (1, 3), (), (99,)])
-def test_merged_partitions_that_say_nothing_new_change_nothing(
-    partition_ids: tuple[int, ...],
-) -> None:
-    log = Log()
-    load_id = log.in_state(MERGING)
-    log.apply(merged(load_id, 2))
-    before = log.state.image()
-    assert log.apply(merged(load_id, *partition_ids)) == outcome(load_id, MERGING)
-    assert log.state.image() == before
-
-
-@pytest.mark.parametrize("state", [OPEN, DONE, ABORTED])
-def test_merged_partitions_of_a_load_that_is_not_merging_change_nothing(state: LoadState) -> None:
-    log = Log()
-    load_id = log.in_state(state)
-    before = log.state.image()
-    assert log.apply(merged(load_id, 0, 1, 2, 3)) == outcome(load_id, state)
-    assert log.state.image() == before
-
-
 @pytest.mark.parametrize("command", [commit_load(99), abort_load(99), merged(99, 0)])
 def test_command_of_a_load_that_never_was_is_rejected(command: CommitLoad) -> None:
     log = Log()
@@ -318,15 +216,6 @@ def test_batch_is_recorded_with_its_commit_and_never_opened_again(staged: tuple[
     assert log.open("next", batch=1) == log.index
 
 
-def test_batch_before_the_last_one_is_known_as_applied() -> None:
-    log = Log()
-    log.apply(commit_load(log.open("a", batch=6)))
-    for batch in (0, 5):
-        assert log.apply(open_load(f"late {batch}", batch=batch)) == ALREADY_APPLIED
-    other = OpenLoad(job_id="x", mode=LoadMode.APPEND, stream_batch=StreamBatch("another query", 0))
-    assert log.apply(other) == outcome(log.index, OPEN)
-
-
 @pytest.mark.parametrize("state", [OPEN, MERGING])
 def test_batch_under_way_is_answered_with_its_own_load_whoever_asks(state: LoadState) -> None:
     log = Log()
@@ -334,14 +223,6 @@ def test_batch_under_way_is_answered_with_its_own_load_whoever_asks(state: LoadS
     assert log.apply(open_load("another run", batch=3)) == outcome(load_id, state)
     wrong = open_load("another run", OVERWRITE, batch=3)
     assert rejected(log.apply(wrong)) is Reason.LOAD_DIFFERS
-
-
-def test_batch_whose_load_was_aborted_is_opened_anew() -> None:
-    log = Log()
-    aborted = log.in_state(ABORTED, batch=3)
-    again = log.open("another run", batch=3)
-    assert again > aborted
-    assert log.apply(commit_load(again)) == outcome(again, MERGING)
 
 
 def test_load_of_a_batch_that_a_later_one_has_overtaken_can_only_be_aborted() -> None:
@@ -355,7 +236,7 @@ def test_load_of_a_batch_that_a_later_one_has_overtaken_can_only_be_aborted() ->
 
 
 def test_streaming_queries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk_loads, "QUERIES_MAX", 1)
+    monkeypatch.setattr(load_rules, "QUERIES_MAX", 1)
     log = Log()
     log.apply(commit_load(log.open("a", batch=1)))
     other = OpenLoad(job_id="x", mode=LoadMode.APPEND, stream_batch=StreamBatch("r", 0))
@@ -371,52 +252,14 @@ def test_streaming_queries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ended_loads_are_kept_for_a_while_and_their_batches_for_good() -> None:
     log = Log()
     first = log.in_state(DONE, job_id="first", batch=8)
-    for i in range(bulk_loads.ENDED_MAX - 1):
+    for i in range(load_rules.ENDED_MAX - 1):
         log.in_state(ABORTED, job_id=f"j{i}")
     assert log.apply(open_load("first", batch=8)) == outcome(first, DONE)
     log.in_state(ABORTED, job_id="one more")
     assert log.state.loads.get(first) is None
-    assert len(log.state.loads.image().ended) == bulk_loads.ENDED_MAX
+    assert len(log.state.loads.image().ended) == load_rules.ENDED_MAX
     assert log.apply(open_load("first", batch=8)) == ALREADY_APPLIED
     assert log.apply(open_load("first")) == outcome(log.index, OPEN)
-
-
-def of_all_kinds() -> Log:
-    log = Log()
-    for i, state in enumerate((OPEN, MERGING, DONE, ABORTED)):
-        log.in_state(state, job_id=f"j{i}", batch=i)
-    whole = replace(
-        open_load("whole", OVERWRITE), prefix=b"p\xff", description="d", timeout_ms=20_000
-    )
-    log.apply(whole)
-    log.apply(commit_load(log.index, ((1 << 64) - 1, 1)))
-    log.apply(merged(log.index - 1, 3))
-    return log
-
-
-def test_snapshot_with_loads_comes_back_whole_and_goes_on_alike() -> None:
-    log = of_all_kinds()
-    image = log.state.image()
-    twin = Log(ClusterState(image_from_bytes(image_to_bytes(image))), log.index)
-    assert twin.state.image() == image
-    assert twin.state.table() == log.state.table()
-    for command in (
-        open_load("j2", batch=2),
-        open_load("new", batch=2),
-        commit_load(FIRST_INDEX, (9,)),
-        commit_load(FIRST_INDEX + 1),
-        merged(log.index - 2, 0, 1, 2),
-        abort_load(FIRST_INDEX),
-        open_load("more"),
-    ):
-        assert twin.apply(command) == log.apply(command)
-        assert twin.state.image() == log.state.image()
-
-
-def test_snapshot_of_a_build_without_loads_has_none() -> None:
-    with_loads, without = of_all_kinds().state.image(), Log().state.image()
-    assert image_to_bytes(with_loads) != image_to_bytes(without)
-    assert image_from_bytes(image_to_bytes(without)).loads == bulk_loads.NO_LOADS
 
 
 def test_ids_of_a_group_that_was_made_anew_begin_above_its_base() -> None:

@@ -9,8 +9,6 @@ import pytest
 from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     Applied,
-    AssignPartitions,
-    CreateCluster,
     ForcePrimary,
     PartitionChange,
     Reason,
@@ -33,7 +31,6 @@ from tests.coordinator.kit.states import (
     applied,
     cancel,
     force,
-    moving,
     numbers,
     plan_of,
     queue,
@@ -44,7 +41,7 @@ from tests.coordinator.kit.states import (
     three,
     wish,
 )
-from tests.coordinator.kit.support import bootstrapped, cluster_config, fence, register
+from tests.coordinator.kit.support import bootstrapped, fence, register
 
 N1, N2, N3, N4 = numbers(1, 2, 3, 4)
 
@@ -76,17 +73,6 @@ def test_force_primary_elects_the_named_replica_alone() -> None:
     assert row.offline_reason is OfflineReason.NONE
     restart(state, 1)  # it comes back, but no longer counts
     assert (row_of(state).primary, row_of(state).in_sync) == (N3, (N3,))
-
-
-def test_force_primary_in_a_move_leaves_the_move() -> None:
-    state = three(min_in_sync=1)
-    applied(alter(state, 1))
-    moving(state, (2, 3, 4))
-    fence(state, 1)
-    applied(force(state, 4))
-    row = row_of(state)
-    assert (row.primary, row.in_sync, row.adding, row.removing) == (N4, (N4,), (N4,), (N1,))
-    assert state.moves[P0].running
 
 
 def test_force_primary_that_may_not_be_is_rejected() -> None:
@@ -129,14 +115,6 @@ def test_set_node_status_of_a_fenced_node_does_not_unfence_it() -> None:
         assert record_of(state, 2).draining is draining
         assert N2 not in [record.info.number for record in state.live_nodes]
     assert state.table_version == version
-
-
-def test_set_node_status_repeated_changes_nothing() -> None:
-    state = three()
-    set_status(state, 2, NodeStatus.DRAINING)
-    before = state.image()
-    assert set_status(state, 2, NodeStatus.DRAINING) == Applied(rows_changed=0)
-    assert state.image() == before
 
 
 def test_set_node_status_left_is_refused_while_a_row_or_a_move_names_the_node() -> None:
@@ -199,19 +177,6 @@ def test_set_move_settings_out_of_bounds_are_rejected(settings: MoveSettings) ->
     assert rejected(three().apply(SetMoveSettings(settings=settings))) is Reason.BAD_VALUE
 
 
-def test_set_replication_factor_changes_what_planning_aims_at() -> None:
-    state = bootstrapped([(1,)], nodes=3)
-    version = state.table_version
-    for factor, minimum in ((3, 2), (2, 1), (1, 1)):
-        assert state.apply(SetReplicationFactor(replication_factor=factor)) == Applied()
-        assert state.config is not None
-        assert state.config.replication_factor == factor
-        assert state.config.min_in_sync == minimum
-    assert state.table_version == version + 3
-    state.apply(SetReplicationFactor(replication_factor=1))
-    assert state.table_version == version + 3
-
-
 def test_set_replication_factor_beyond_the_nodes_is_rejected() -> None:
     state = bootstrapped([(1,)], nodes=3)
     fence(state, 3)  # away, but not gone
@@ -220,14 +185,6 @@ def test_set_replication_factor_beyond_the_nodes_is_rejected() -> None:
     for factor in (0, 3):
         command = SetReplicationFactor(replication_factor=factor)
         assert rejected(state.apply(command)) is Reason.BAD_VALUE
-
-
-def test_min_in_sync_of_a_row_with_fewer_replicas_is_its_own() -> None:
-    """The factor was raised, the row has one replica still: it is led and fenced as before."""
-    state = bootstrapped([(1, 2), (2, 1)], nodes=3, min_in_sync=1)
-    state.apply(SetReplicationFactor(replication_factor=3))
-    fence(state, 1)
-    assert row_of(state).in_sync == (N2,)
 
 
 def test_commands_before_the_cluster_exists_are_rejected() -> None:
@@ -248,13 +205,3 @@ def test_commands_before_the_cluster_exists_are_rejected() -> None:
         assert rejected(state.apply(command)) is reason
     assert wish(state, 1) == Applied(rejected=(P0,))
     assert state.image() == before
-
-
-def test_node_that_left_before_there_was_a_table_may_go() -> None:
-    state = ClusterState()
-    state.apply(CreateCluster(config=cluster_config(partitions=1)))
-    state.apply(register("n1"))
-    state.apply(register("n2"))
-    assert set_status(state, 2, NodeStatus.LEFT) == Applied()
-    command = AssignPartitions(replicas=((N2,),))
-    assert rejected(state.apply(command)) is Reason.BAD_ASSIGNMENT

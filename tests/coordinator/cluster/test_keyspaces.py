@@ -21,7 +21,7 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.cluster.recovery import KEYSPACE_ID_JUMP, image_of, recovered
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.keyspaces import (
+from koinon_coordinator.core.decide.keyspace_requests import (
     Alteration,
     decide_alteration,
     decide_creation,
@@ -44,7 +44,7 @@ from koinon_proto.contract.table import (
     apply_update,
 )
 from koinon_proto.v1 import table_pb2
-from tests.coordinator.kit.states import rejected, row_of
+from tests.coordinator.kit.states import ample_room, rejected, row_of
 from tests.coordinator.kit.support import bootstrapped, fence, host_everything, register
 
 PARTITIONS = 4
@@ -246,28 +246,11 @@ def test_limits_a_second_are_altered_one_by_one_and_taken_away_and_come_back_wit
         assert (altered.max_rows_per_s, altered.max_bytes_per_s) == (0, QUOTA_MAX)
 
 
-KEYSPACE_WITHOUT_LIMITS = (
-    "08011203766970180220042a076d75726d75723232209efac2493d50e1a39e7a8eed3294b8ce22d22ebf814d08"
-    "1b67f5b6cf52932f75380240014880086809"
-)
-"""In an image, as the build before limits made it."""
-
-
-def test_image_of_a_build_that_knew_no_limits_is_read_and_without_any_is_made_as_it_was() -> None:
-    state = with_nodes()
-    created(state, wanted(max_ttl_ms=9))
-    assert KEYSPACE_WITHOUT_LIMITS in image_to_bytes(state.image()).hex()
-    known = table_pb2.Keyspace.FromString(bytes.fromhex(KEYSPACE_WITHOUT_LIMITS))
-    read = convert.KEYSPACE.decode(known)
-    assert (read.name, read.max_ttl_ms) == ("vip", 9)
-    assert (read.max_rows_per_s, read.max_bytes_per_s) == (0, 0)
-
-
 def test_replication_factor_of_one_keyspace_is_planned_and_set_alone() -> None:
     state = with_nodes()
     vip = created(state, wanted(replication_factor=1))
     wish = PlanWish(kind=PlanKind.REPLICATION_FACTOR, replication_factor=3, keyspace="vip")
-    moves = plan(state, wish).plan.moves
+    moves = plan(state, wish, ample_room(state)).plan.moves
     assert [move.partition_id for move in moves] == list(vip.partition_ids)
     assert all(len(move.target) == 3 for move in moves)
     state.apply(SetReplicationFactor(replication_factor=3, keyspace_id=vip.keyspace_id))
@@ -281,12 +264,12 @@ def test_plans_keep_each_keyspace_even_and_in_its_pool() -> None:
     state = with_nodes(nodes=4, pools={4: "fast"})
     vip = created(state, wanted(partition_count=6, replication_factor=1))
     state.apply(decide_alteration(state, "vip", Alteration(pool="fast")))
-    made = plan(state, PlanWish(kind=PlanKind.REBALANCE)).plan
+    made = plan(state, PlanWish(kind=PlanKind.REBALANCE), ample_room(state)).plan
     of_vip = [move for move in made.moves if move.partition_id in vip.partition_ids]
     assert len(of_vip) == 6
     assert all(move.target == (4,) for move in of_vip)
     assert "pool 'fast'" in of_vip[0].reason
-    drained = plan(state, PlanWish(kind=PlanKind.DRAIN, node_id="n1")).plan
+    drained = plan(state, PlanWish(kind=PlanKind.DRAIN, node_id="n1"), ample_room(state)).plan
     assert all(4 not in m.target for m in drained.moves if m.partition_id not in vip.partition_ids)
     assert any("keyspace vip" in refusal.reason for refusal in drained.refusals) or all(
         move.target == (4,) for move in drained.moves if move.partition_id in vip.partition_ids
@@ -300,7 +283,7 @@ def test_dropped_keyspace_is_nobodys_and_its_moves_are_gone() -> None:
     state = with_nodes()
     vip = created(state, wanted(replication_factor=1))
     wish = PlanWish(kind=PlanKind.REPLICATION_FACTOR, replication_factor=2, keyspace="vip")
-    for command in accepted("plan", plan(state, wish).plan):
+    for command in accepted("plan", plan(state, wish, ample_room(state)).plan):
         state.apply(command)
     assert state.moves
     dropped(state, "vip")
@@ -315,7 +298,7 @@ def test_dropped_keyspace_is_nobodys_and_its_moves_are_gone() -> None:
         decide_drop(state, "vip", 0)
     with pytest.raises(KeyspaceChangeError):
         decide_drop(state, "default", 0)
-    moves = plan(state, PlanWish(kind=PlanKind.REBALANCE)).plan.moves
+    moves = plan(state, PlanWish(kind=PlanKind.REBALANCE), ample_room(state)).plan.moves
     assert not {move.partition_id for move in moves} & set(vip.partition_ids)
 
 

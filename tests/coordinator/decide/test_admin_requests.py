@@ -48,7 +48,7 @@ from koinon_proto.contract.errors import (
     UnavailableError,
 )
 from koinon_proto.contract.table import MoveSettings, NodeNumber, NodeStatus, PartitionId
-from tests.coordinator.kit.states import alter, moving, numbers, queue, row_of
+from tests.coordinator.kit.states import alter, ample_room, moving, numbers, queue, row_of
 from tests.coordinator.kit.support import bootstrapped, fence, host_everything, register
 
 N1, N2, N3 = numbers(1, 2, 3)
@@ -194,7 +194,7 @@ def test_refused_command_becomes_a_typed_error(reason: Reason, error: type[Koino
 
 def whole(state: ClusterState) -> Layout:
     """The only keyspace, as the planner sees it."""
-    return layout_of(state, state.keyspaces.default).layout
+    return layout_of(state, state.keyspaces.default, ample_room(state)).layout
 
 
 def test_layout_counts_moves_as_done_and_leaves_them_alone() -> None:
@@ -234,10 +234,10 @@ def test_layout_of_a_draining_node_that_is_down_still_gives() -> None:
 )
 def test_plan_that_empties_a_node_is_the_same_before_and_after_it_is_told(wish: PlanWish) -> None:
     state = bootstrapped([(1, 2), (2, 3), (3, 1)], nodes=4)
-    before = plan(state, wish)
+    before = plan(state, wish, ample_room(state))
     assert (len(before.plan.moves), before.emptied) == (2, 1)
     state.apply(decide_status(state, "n1", NodeStatus.DRAINING))
-    assert plan(state, wish) == before
+    assert plan(state, wish, ample_room(state)) == before
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,9 @@ def test_plan_of_what_cannot_be_is_refused_typed(
     state.apply(decide_status(state, "n5", NodeStatus.LEFT))
     fence(state, 4)
     with pytest.raises(error, match=says):
-        plan(state, wish)
+        plan(state, wish, ample_room(state))
     with pytest.raises(ClusterNotReadyError):
-        plan(ClusterState(), wish)
+        plan(state := ClusterState(), wish, ample_room(state))
 
 
 def test_large_plan_is_queued_in_pieces_that_fit_into_the_log() -> None:
@@ -313,7 +313,7 @@ def test_repair_replaces_lost_nodes_where_somebody_leads_and_nothing_moves_yet()
     task = repair_task(state, [N3])
     assert task is not None
     assert task.partition_ids == {1, 3}  # 0 has nothing there, 2 is offline
-    moves = repair(repair_layouts(state, task), task).moves
+    moves = repair(repair_layouts(state, task, ample_room(state)), task).moves
     assert [m.partition_id for m in moves] == [1, 3]
     assert all(len(set(m.target)) == 2 and N3 not in m.target for m in moves)
     assert repair_task(state, [NodeNumber(4)]) is None
@@ -327,11 +327,13 @@ def test_repair_task_changes_when_a_node_comes_that_can_help() -> None:
     fence(state, 2)
     task = repair_task(state, [N2])
     assert task is not None
-    plan_now = repair(repair_layouts(state, task), task)
+    plan_now = repair(repair_layouts(state, task, ample_room(state)), task)
     assert (len(plan_now.moves), len(plan_now.refusals) > 0) == (0, True)
     assert repair_task(state, [N2]) == task
     state.apply(register("n3"))
     later = repair_task(state, [N2])
     assert later is not None
     assert later != task
-    assert [move.target for move in repair(repair_layouts(state, later), later).moves] == [(1, 3)]
+    assert [
+        move.target for move in repair(repair_layouts(state, later, ample_room(state)), later).moves
+    ] == [(1, 3)]

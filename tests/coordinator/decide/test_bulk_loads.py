@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.core.cluster import bulk_loads
-from koinon_coordinator.core.cluster.bulk_loads import ALREADY_APPLIED
+from koinon_coordinator.core.cluster import load_rules
 from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
     CommitLoad,
     OpenLoad,
     PartitionsMerged,
 )
+from koinon_coordinator.core.cluster.load_rules import ALREADY_APPLIED
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.bulk_loads import (
+from koinon_coordinator.core.decide.load_requests import (
     Activity,
     LoadWish,
     decide_abort,
@@ -118,11 +118,11 @@ def test_open_of_a_known_job_in_another_way_is_refused() -> None:
 
 def test_open_of_too_many_loads_is_refused_with_the_limit() -> None:
     log = Log()
-    for i in range(bulk_loads.ACTIVE_MAX):
+    for i in range(load_rules.ACTIVE_MAX):
         log.open(f"j{i}")
     with pytest.raises(ResourceExhaustedError) as refused:
         decide_open(log.state, LoadWish(job_id="more", mode=APPEND))
-    assert refused.value.limit == bulk_loads.ACTIVE_MAX
+    assert refused.value.limit == load_rules.ACTIVE_MAX
 
 
 @pytest.mark.parametrize(

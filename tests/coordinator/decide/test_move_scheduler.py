@@ -14,18 +14,26 @@ from koinon_coordinator.core.cluster.commands import (
     StartMoves,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.copy_progress import Progress, Stage
 from koinon_coordinator.core.decide.move_scheduler import (
     REPAIR_PREFIX,
     TURN_BACK_AFTER_S,
     Fences,
-    Progress,
-    Stage,
     moves_by_node,
     next_step,
     waits_for,
 )
 from koinon_proto.contract.table import MoveSettings, NodeNumber, PartitionId
-from tests.coordinator.kit.states import alter, moving, numbers, plan_of, queue, restart, row_of
+from tests.coordinator.kit.states import (
+    alter,
+    ample_room,
+    moving,
+    numbers,
+    plan_of,
+    queue,
+    restart,
+    row_of,
+)
 from tests.coordinator.kit.support import bootstrapped, fence, host_everything
 
 P0, P1 = PartitionId(0), PartitionId(1)
@@ -36,7 +44,7 @@ GONE = TURN_BACK_AFTER_S
 def step(
     state: ClusterState, fenced_s: dict[NodeNumber, float] | None = None, after_s: float = 600.0
 ) -> Command | None:
-    return next_step(state, fenced_s or {}, after_s)
+    return next_step(state, fenced_s or {}, after_s, ample_room(state))
 
 
 def settings(state: ClusterState, **changes: object) -> None:
@@ -46,7 +54,9 @@ def settings(state: ClusterState, **changes: object) -> None:
 
 def says(state: ClusterState, progress: Progress | None = None, node: int = 4) -> str:
     of = {NodeNumber(node): {progress.partition_id: progress}} if progress is not None else {}
-    return waits_for(state, state.moves[P0], moves_by_node(state.moves.values()), of)
+    return waits_for(
+        state, state.moves[P0], moves_by_node(state.moves.values()), ample_room(state, of)
+    )
 
 
 # --- starting ----------------------------------------------------------------------------------
@@ -77,7 +87,7 @@ def test_queued_move_waits_for_nodes_that_are_down_and_lets_others_pass() -> Non
     fence(state, 2)
     assert step(state) == StartMoves(partition_ids=(PartitionId(2),))
     assert says(state) == "n3 is down"
-    assert waits_for(state, state.moves[P1], {}, {}) == "the partition is offline"
+    assert waits_for(state, state.moves[P1], {}, ample_room(state)) == "the partition is offline"
 
 
 def test_change_of_order_alone_starts_whatever_the_limit_is() -> None:
@@ -210,7 +220,7 @@ def test_paused_nothing_goes_on_and_everything_says_so() -> None:
     fence(state, 3)
     settings(state, paused=True)
     assert step(state, {N3: 9_999.0}) is None
-    assert {waits_for(state, m, {}, {}) for m in state.moves.values()} == {"paused"}
+    assert {waits_for(state, m, {}, ample_room(state)) for m in state.moves.values()} == {"paused"}
     settings(state, paused=False)
     assert step(state) is not None
 
@@ -239,7 +249,10 @@ def test_waits_for_names_the_node_whose_moves_are_too_many() -> None:
     assert says(state) == ""
     settings(state, moves_per_node=1)
     load = {N4: 4}
-    assert waits_for(state, state.moves[P0], load, {}) == "waits for one of the 4 moves of n4"
+    assert (
+        waits_for(state, state.moves[P0], load, ample_room(state))
+        == "waits for one of the 4 moves of n4"
+    )
 
 
 def test_waits_for_tells_a_running_moves_stages() -> None:

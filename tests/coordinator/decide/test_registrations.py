@@ -11,9 +11,10 @@ from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide import registrations
 from koinon_coordinator.core.decide.registrations import (
     REDIS_PORTS_MAX,
+    Sender,
     check_registration,
+    check_sender,
     decide_bootstrap,
-    decide_heartbeat,
     decide_registration,
 )
 from koinon_coordinator.core.decide.sessions import Sessions
@@ -253,17 +254,24 @@ def test_registration_with_ports_of_redis_that_make_no_sense_is_refused(
 
 
 def test_heartbeat_of_an_unknown_or_fenced_epoch_is_told_to_register() -> None:
+    def sender(node_id: str, epoch: int, registration: str) -> Sender:
+        return Sender(
+            cluster_id="", node_id=node_id, node_epoch=epoch, registration_id=registration
+        )
+
     state = bootstrapped([(1,)])
-    assert decide_heartbeat(state, "n1", 1).info.number == N1
+    assert check_sender(state, sender("n1", 1, "r1")).info.number == N1
     with pytest.raises(UnknownNodeError):
-        decide_heartbeat(state, "n9", 1)
+        check_sender(state, sender("n9", 1, "r1"))
     state.apply(register("n1", last=1, known=1, registration="r2"))
-    with pytest.raises(NodeFencedError) as refused:
-        decide_heartbeat(state, "n1", 1)
-    assert refused.value.current_node_epoch == 2
+    for epoch, registration in ((1, "r1"), (2, "r1"), (1, "r2"), (2, "")):
+        with pytest.raises(NodeFencedError) as refused:
+            check_sender(state, sender("n1", epoch, registration))
+        assert refused.value.current_node_epoch == 2
+    check_sender(state, sender("n1", 2, "r2"))
     fence(state, 1)
     with pytest.raises(NodeFencedError):
-        decide_heartbeat(state, "n1", 2)
+        check_sender(state, sender("n1", 2, "r2"))
 
 
 def test_bootstrap_waits_for_its_minimum_of_live_nodes_and_assigns_to_all() -> None:

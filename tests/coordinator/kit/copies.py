@@ -21,8 +21,7 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
     Result,
 )
-from koinon_coordinator.core.cluster.image import StateImage
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord, StateImage
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.keyspaces import Keyspaces

@@ -16,8 +16,11 @@ from koinon_proto.contract.cluster_errors import (
     NotLeaderError,
     RegistrationPendingError,
 )
-from koinon_proto.contract.errors import KoinonError
-from koinon_proto.contract.table import Table, apply_update
+from koinon_proto.contract.errors import KoinonError, UnavailableError
+from koinon_proto.contract.table import DEFAULT_WEIGHT, Table, apply_update
+from koinon_proto.security.transport import PLAIN
+from koinon_proto.server.framed_greeting import HEARTBEATS_COMMAND, WELCOME, greet
+from koinon_proto.server.framed_stream import FramedStream, PeerLostError
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import (
     access_pb2,
@@ -25,11 +28,16 @@ from koinon_proto.v1 import (
     admin_pb2_grpc,
     membership_pb2,
     membership_pb2_grpc,
+    raft_pb2,
     table_pb2,
     table_pb2_grpc,
 )
 
 CALL_TIMEOUT_S = 30.0
+Heartbeats = FramedStream[membership_pb2.HeartbeatRequest, membership_pb2.HeartbeatResponse]
+_NO_ANSWER = (
+    *(NotLeaderError, grpc.aio.AioRpcError, TimeoutError, PeerLostError, UnavailableError),
+)
 
 
 class Caller:
@@ -44,6 +52,7 @@ class Caller:
         self.tables = make(self.channel)
         make = admin_pb2_grpc.AdminStub
         self.admin = make(self.channel)
+        self._heartbeats: Heartbeats | None = None
 
     async def call(self, method: Any, request: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         try:
@@ -53,6 +62,31 @@ class Caller:
             if error is None:
                 raise
             raise error from None
+
+    async def heartbeat(
+        self, request: membership_pb2.HeartbeatRequest, timeout_s: float = CALL_TIMEOUT_S
+    ) -> membership_pb2.HeartbeatResponse:
+        """Send it on the stream that stands, or on a new one."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._heartbeats is None:
+                    asked = raft_pb2.GetPeerPortRequest()
+                    found = await self.call(self.membership.GetPeerPort, asked, timeout_s)
+                    address = f"{self.address.rpartition(':')[0]}:{found.peer_port}"
+                    stream: Heartbeats = FramedStream(
+                        membership_pb2.HeartbeatResponse.FromString, ""
+                    )
+                    answer = await greet(PLAIN, stream, address, "", HEARTBEATS_COMMAND, timeout_s)
+                    if answer != WELCOME:
+                        raise UnavailableError(reason=repr(answer))
+                    self._heartbeats = stream
+                self._heartbeats.send(request)
+                return await self._heartbeats.receive()
+        except BaseException:
+            if self._heartbeats is not None:
+                self._heartbeats.close()
+                self._heartbeats = None
+            raise
 
     async def status(self) -> admin_pb2.ClusterStatus:
         status: admin_pb2.ClusterStatus = await self.call(
@@ -66,6 +100,8 @@ class Caller:
         return update
 
     async def close(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.close()
         await self.channel.close()
 
 
@@ -78,8 +114,9 @@ class FakeNode:
         self.node_id = node_id
         self.address = address or f"{node_id}:1"  # of its own; it is never connected to
         self.store_id = f"store-{node_id}"
-        self.registration_id = uuid.uuid4().hex
-        self.weight = 0
+        self.registration_id = uuid.uuid4().hex  # of the next registration
+        self.registered_by = ""  # the registration_id that made the current epoch
+        self.weight = DEFAULT_WEIGHT
         self.progress: list[membership_pb2.ReplicaProgress] = []
         self.epochs: list[int] = []
         self.cluster_ids: set[str] = set()
@@ -128,7 +165,7 @@ class FakeNode:
             else:
                 self.epochs.append(reply.node_epoch)
                 self.cluster_ids.add(reply.cluster_id)
-                self.registration_id = uuid.uuid4().hex
+                self.registered_by, self.registration_id = self.registration_id, uuid.uuid4().hex
                 if reply.HasField("table"):
                     self._take(reply.table)
                 self.access = reply.access if reply.HasField("access") else None
@@ -140,6 +177,7 @@ class FakeNode:
             cluster_id=next(iter(self.cluster_ids)),
             node_id=self.node_id,
             node_epoch=self.epoch,
+            registration_id=self.registered_by,
             table_version=self.table.table_version if self.table is not None else 0,
             hosted=self.hosted,
             stats=membership_pb2.NodeStats(records=7),
@@ -149,8 +187,8 @@ class FakeNode:
         while True:
             try:
                 caller = self._callers[self._at]
-                reply = await caller.call(caller.membership.Heartbeat, request, 0.5)
-            except (NotLeaderError, grpc.aio.AioRpcError) as error:
+                reply = await caller.heartbeat(request, 0.5)
+            except _NO_ANSWER as error:
                 self.unanswered_s = time.monotonic() - self.acknowledged_at
                 await self._find_leader(error)
                 continue

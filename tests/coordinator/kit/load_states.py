@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from koinon_coordinator.core.cluster.bulk_loads import Load
 from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
     Command,
@@ -15,6 +14,7 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionsMerged,
     Result,
 )
+from koinon_coordinator.core.cluster.load_rules import Load
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
 from koinon_proto.contract.table import PartitionId, Table

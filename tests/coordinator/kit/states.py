@@ -21,9 +21,11 @@ from koinon_coordinator.core.cluster.commands import (
     StartMoves,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.members import NodeRecord
-from koinon_coordinator.core.cluster.moves import can_finish
+from koinon_coordinator.core.cluster.image import NodeRecord
+from koinon_coordinator.core.cluster.move_steps import can_finish
 from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.copy_progress import ProgressOf
+from koinon_coordinator.core.decide.room import NodeUse, Room
 from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,
@@ -139,6 +141,11 @@ def force(state: ClusterState, number: int, *, partition_id: int = 0, skew: int 
             partition_epoch=epoch,
         )
     )
+
+
+def ample_room(state: ClusterState, progress: ProgressOf | None = None) -> Room:
+    """Return the room of nodes that were all heard and say no bound."""
+    return Room(state, {r.info.number: NodeUse() for r in state.nodes}, progress or {})
 
 
 def restart(state: ClusterState, number: int, *, store: str = "") -> Registered:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from random import Random
+from typing import Any, TypeVar
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import (
@@ -21,8 +22,11 @@ from koinon_coordinator.core.cluster.commands import (
     Result,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.registrations import Registration
+from koinon_coordinator.core.decide.registrations import Registration, Sender
+from koinon_coordinator.core.decide.room import NodeUse
+from koinon_coordinator.leader.context import LeaderContext as TermContext
 from koinon_coordinator.leader.leadership import Leadership
+from koinon_coordinator.leader.membership import NodeReport
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.state_codec import command_from_bytes
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
@@ -34,7 +38,6 @@ from koinon_proto.contract.table import (
     PartitionId,
     PartitionRow,
 )
-from koinon_proto.v1.membership_pb2 import NodeStats
 from tests.kit.waiting import until
 
 T = TypeVar("T")
@@ -80,7 +83,6 @@ def register(
         last_node_epoch=last,
         registration_id=registration,
         known_node_epoch=known,
-        base_epoch_counts=True,
     )
 
 
@@ -218,15 +220,17 @@ class LeaderContext:
         self.leadership = self.begin(1)
 
     def begin(self, term: int) -> Leadership:
-        self.leadership = Leadership(
-            term=term,
+        context = TermContext(
+            number=term,
             group=self.group,
             replicated=self.replicated,
-            bootstrap=self.bootstrap,
-            timing=TIMING,
             clock=self.clock,
+            random=Random(),
         )
+        self.leadership = Leadership(context, self.bootstrap, TIMING)
         self.leadership.mover.batch_pause_s = 0.0  # a real clock's
+        for record in self.replicated.state.nodes:  # as if each had been heard already
+            self.leadership.mover.note_use(record.info.number, NodeUse())
         self.leadership.term.computed = at_once  # type: ignore[method-assign]
         return self.leadership
 
@@ -241,22 +245,28 @@ class LeaderContext:
     async def register(self, node_id: str = "n1", **kwargs: object) -> Registered:
         return await self.leadership.members.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
 
+    def sender(
+        self, node_id: str = "n1", epoch: int = 1, registration_id: str | None = None
+    ) -> Sender:
+        """Return the node as the sender of a request; by its own registration, if none is named."""
+        record = self.replicated.state.node_by_id(node_id)
+        own = record.registration_id if record is not None else ""
+        return Sender(
+            cluster_id="",
+            node_id=node_id,
+            node_epoch=epoch,
+            registration_id=own if registration_id is None else registration_id,
+        )
+
     async def heartbeat(
         self,
         node_id: str = "n1",
         epoch: int = 1,
-        answer: list[HostedPartition] | None = None,
-        registration_id: str = "",
-        stats: NodeStats | None = None,
+        answer: Sequence[HostedPartition] | None = None,
+        **report: Any,
     ) -> list[HostedPartition]:
         return await self.leadership.members.heartbeat(
-            cluster_id="",
-            node_id=node_id,
-            node_epoch=epoch,
-            hosted=answer or [],
-            received_at=self.clock.now,
-            registration_id=registration_id,
-            stats=stats,
+            self.sender(node_id, epoch), NodeReport(hosted=answer or (), **report), self.clock.now
         )
 
     async def live(self, seconds: float, *node_ids: str) -> None:
@@ -291,10 +301,7 @@ class LeaderContext:
             hand_over_to=NodeNumber(to),
         )
         return await self.leadership.members.alter_partitions(
-            cluster_id="",
-            node_id=primary.info.node_id,
-            node_epoch=primary.info.node_epoch,
-            changes=[change],
+            self.sender(primary.info.node_id, primary.info.node_epoch), [change]
         )
 
     def count(self, kind: type[Command]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,8 @@ async def alter(
     term: LeaderContext, *changes: object, node_id: str = "n1", epoch: int = 1, cluster_id: str = ""
 ) -> tuple[int, ...]:
     return await term.leadership.members.alter_partitions(
-        cluster_id=cluster_id,
-        node_id=node_id,
-        node_epoch=epoch,
-        changes=changes,  # type: ignore[arg-type]
+        replace(term.sender(node_id, epoch), cluster_id=cluster_id),
+        changes,  # type: ignore[arg-type]
     )
 
 
@@ -174,21 +173,18 @@ def test_alter_of_unknown_fate_stays_unknown() -> None:
     run_term(test, state=bootstrapped([(1, 2, 3)]))
 
 
-def test_alter_while_the_term_ends_is_of_unknown_fate_and_refused_afterwards() -> None:
-    async def whole() -> None:
-        term = LeaderContext(state=bootstrapped([(1, 2, 3)]))
-        running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership.term.is_open)
-        proposed, _ = hold_proposals(term)
-        call = asyncio.ensure_future(term.propose(0, 1, 2))
-        await proposed.wait()
-        running.cancel()
-        with pytest.raises(UnknownFateError):
-            await call
-        with pytest.raises(NotLeaderError):
-            await term.propose(0, 1, 2)
-
-    asyncio.run(asyncio.wait_for(whole(), 20))
+async def test_alter_while_the_term_ends_is_of_unknown_fate_and_refused_afterwards() -> None:
+    term = LeaderContext(state=bootstrapped([(1, 2, 3)]))
+    running = asyncio.ensure_future(term.leadership.run())
+    await until(lambda: term.leadership.term.is_open)
+    proposed, _ = hold_proposals(term)
+    call = asyncio.ensure_future(term.propose(0, 1, 2))
+    await proposed.wait()
+    running.cancel()
+    with pytest.raises(UnknownFateError):
+        await call
+    with pytest.raises(NotLeaderError):
+        await term.propose(0, 1, 2)
 
 
 def test_alter_caller_who_gives_up_leaves_the_proposal_going() -> None:
@@ -216,6 +212,7 @@ def test_alter_over_the_wire_answers_with_the_rejected_and_the_difference(tmp_pa
         own = [row for row in table.rows if row.primary == number]
         request = membership_pb2.AlterPartitionsRequest(
             node_id="n1",
+            registration_id=node.registered_by,
             node_epoch=node.epoch,
             table_version=table.table_version,
             changes=[

@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from koinon_coordinator.core.cluster.commands import AbortLoad, CommitLoad, LoadOutcome, OpenLoad
-from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_coordinator.core.decide.load_requests import LoadWish
+from koinon_coordinator.leader import loading as loading_module
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState
 from koinon_proto.contract.cluster_errors import LoadClosedError, NotLeaderError
-from koinon_proto.contract.errors import ResourceExhaustedError, UnknownFateError, WrongClusterError
+from koinon_proto.contract.errors import (
+    PartitionOfflineError,
+    ResourceExhaustedError,
+    UnknownFateError,
+    WrongClusterError,
+)
 from tests.coordinator.kit.load_states import ABORTED, DONE, MERGING, OPEN, commit_load, small_state
 from tests.coordinator.kit.support import LeaderContext, hold_proposals, run_term, settled
 from tests.kit.waiting import until
@@ -102,6 +108,41 @@ def test_leader_two_calls_at_once_for_one_job_open_one_load() -> None:
         assert first == second
 
     assert with_term(test).count(OpenLoad) == 2
+
+
+EMPTY = LoadWish(job_id="empty", mode=int(LoadMode.OVERWRITE), timeout_ms=TIMEOUT_MS)
+
+
+def test_leader_empties_a_keyspace_by_one_load_however_often_it_is_asked() -> None:
+    async def test(term: LeaderContext) -> None:
+        loading = term.leadership.loading
+        first = await loading.empty(EMPTY, "")
+        assert (await loading.empty(EMPTY, "")) == first
+        assert first.state is MERGING
+        manifest = await loading.manifest(first.load_id, "")
+        partition_ids = range(term.replicated.state.partition_ids_end)
+        assert (manifest.attempts, manifest.unmerged) == ((), tuple(partition_ids))
+        assert await loading.merged(first.load_id, partition_ids, "") is DONE
+        assert (await loading.empty(EMPTY, "")).state is DONE
+
+    term = with_term(test)
+    assert term.count(OpenLoad) == term.count(CommitLoad) == 1
+
+
+def test_leader_that_cannot_commit_the_emptying_load_aborts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise PartitionOfflineError(partition_id=3, reason="no live replica holds it")
+
+    async def test(term: LeaderContext) -> None:
+        monkeypatch.setattr(loading_module, "decide_commit", refused)
+        with pytest.raises(PartitionOfflineError):
+            await term.leadership.loading.empty(EMPTY, "")
+        (load,) = term.replicated.state.loads
+        assert load.state is ABORTED
+
+    with_term(test)
 
 
 def test_leader_commit_that_an_abort_overtakes_is_refused_as_closed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from koinon_coordinator.core.cluster.commands import SetReplicationFactor
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.keyspaces import Alteration
+from koinon_coordinator.core.decide.keyspace_requests import Alteration
 from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_proto.contract.errors import UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace

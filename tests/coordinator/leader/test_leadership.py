@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from koinon_coordinator.core.cluster.commands import (
     RegisterNode,
 )
 from koinon_coordinator.core.decide.registrations import Registration
+from koinon_coordinator.leader.membership import NodeReport
 from koinon_proto.contract.cluster_errors import (
     NodeFencedError,
     NotLeaderError,
@@ -245,21 +245,18 @@ def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_
     run_term(test)
 
 
-def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> None:
-    async def whole() -> None:
-        term = LeaderContext()
-        running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership.term.is_open)
-        proposed, _ = hold_proposals(term)
-        call = asyncio.ensure_future(term.register())
-        await proposed.wait()
-        running.cancel()
-        with pytest.raises(NotLeaderError):
-            await call
-        with pytest.raises(NotLeaderError):
-            await term.register()
-
-    asyncio.run(asyncio.wait_for(whole(), 20))
+async def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> None:
+    term = LeaderContext()
+    running = asyncio.ensure_future(term.leadership.run())
+    await until(lambda: term.leadership.term.is_open)
+    proposed, _ = hold_proposals(term)
+    call = asyncio.ensure_future(term.register())
+    await proposed.wait()
+    running.cancel()
+    with pytest.raises(NotLeaderError):
+        await call
+    with pytest.raises(NotLeaderError):
+        await term.register()
 
 
 @pytest.mark.parametrize(
@@ -323,7 +320,7 @@ def test_leave_beside_a_registration_does_not_end_the_new_session() -> None:
         again = asyncio.ensure_future(term.register(last=1, registration="again"))
         await proposed.wait()
         with pytest.raises(NotLeaderError):
-            await term.leadership.members.leave(cluster_id="", node_id="n1", node_epoch=1)
+            await term.leadership.members.leave(term.sender())
         gate.set()
         assert (await again).node_epoch == 2
         assert term.leadership.members.sessions.is_live(NodeNumber(1), term.clock.now)
@@ -336,34 +333,21 @@ def test_leave_beside_a_registration_does_not_end_the_new_session() -> None:
 @pytest.mark.parametrize("stranger", ["", "made up"])
 def test_who_does_not_know_a_nodes_registration_does_not_speak_for_it(stranger: str) -> None:
     async def test(term: LeaderContext) -> None:
-        await term.register(registration="its own")
-        await until(lambda: term.replicated.state.bootstrapped)
-        await term.heartbeat(registration_id="its own")
-        whole: dict[str, Any] = {"cluster_id": "", "node_id": "n1", "node_epoch": 1}
-        with pytest.raises(NodeFencedError):
-            await term.leadership.members.leave(**whole, registration_id=stranger)
-        with pytest.raises(NodeFencedError):
-            await term.leadership.members.alter_partitions(
-                **whole, changes=(), registration_id=stranger
-            )
-        with pytest.raises(NodeFencedError):
-            await term.heartbeat(registration_id=stranger)
-        assert term.count(FenceNode) == 0
-        await term.leadership.members.alter_partitions(
-            **whole, changes=(), registration_id="its own"
-        )
-        await term.leadership.members.leave(**whole, registration_id="its own")
-        assert term.count(FenceNode) == 1
-
-    run_term(test)
-
-
-def test_node_of_a_build_that_names_no_registration_speaks_for_itself() -> None:
-    async def test(term: LeaderContext) -> None:
+        members = term.leadership.members
         await term.register(registration="its own")
         await until(lambda: term.replicated.state.bootstrapped)
         await term.heartbeat()
-        await term.leadership.members.leave(cluster_id="", node_id="n1", node_epoch=1)
+        other = term.sender(registration_id=stranger)
+        for refused in (
+            members.leave(other),
+            members.alter_partitions(other, ()),
+            members.heartbeat(other, NodeReport(), term.clock.now),
+        ):
+            with pytest.raises(NodeFencedError):
+                await refused
+        assert term.count(FenceNode) == 0
+        await members.alter_partitions(term.sender(), ())
+        await members.leave(term.sender())
         assert term.count(FenceNode) == 1
 
     run_term(test)

@@ -15,7 +15,7 @@ from koinon_coordinator.core.cluster.commands import (
     SetReplicationFactor,
     StartMoves,
 )
-from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.decide.copy_progress import Progress, Stage
 from koinon_coordinator.core.decide.plan_requests import (
     PlanKind,
     Planned,
@@ -48,7 +48,7 @@ from tests.coordinator.kit.plans import (
     rows,
     with_newcomer,
 )
-from tests.coordinator.kit.states import force, record_of, row_of
+from tests.coordinator.kit.states import ample_room, force, record_of, row_of
 from tests.coordinator.kit.support import (
     TIMING,
     LeaderContext,
@@ -129,7 +129,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
 
     async def test(term: LeaderContext) -> None:
         state, operations = term.replicated.state, term.leadership.operations
-        plan_id = plan(state, REBALANCE).plan.plan_id
+        plan_id = plan(state, REBALANCE, ample_room(state)).plan.plan_id
         del term.leadership.term.computed
         monkeypatch.setattr("koinon_coordinator.leader.admin_requests.planned", slow)
         executing = asyncio.ensure_future(operations.execute(REBALANCE, plan_id))
@@ -143,7 +143,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
         await until(begun.is_set)
         state.apply(register("n5"))
         may_end.set()
-        assert await planning == plan(state, REBALANCE)
+        assert await planning == plan(state, REBALANCE, term.leadership.mover.room())
         assert len(tasks) == 3
 
     run_term(test, state=with_newcomer())
@@ -238,14 +238,7 @@ def test_moves_are_reported_with_progress_and_what_they_wait_for() -> None:
 
 
 async def beat(term: LeaderContext, node_id: str, *progress: Progress) -> None:
-    await term.leadership.members.heartbeat(
-        cluster_id="",
-        node_id=node_id,
-        node_epoch=1,
-        hosted=[],
-        received_at=term.clock.now,
-        progress=progress,
-    )
+    await term.heartbeat(node_id, progress=progress)
 
 
 def test_moves_progress_of_a_node_that_is_fenced_is_forgotten() -> None:

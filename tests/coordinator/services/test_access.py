@@ -11,7 +11,7 @@ import pytest
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import AccessCommand, Result, RevokeCertificate
 from koinon_coordinator.core.decide.sessions import SessionTimes
-from koinon_coordinator.leader.access import AccessChanges
+from koinon_coordinator.leader.access_changes import AccessChanges
 from koinon_coordinator.leader.change_barrier import ChangeBarrier
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState, make_token
@@ -57,7 +57,7 @@ def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
             await change(drop_role="reader")
         shown = await access()
         assert (shown.version, shown.tokens[0].id, shown.tokens[0].sha256) == (3, token.id, b"")
-        assert coordinator.state.access.user_of_token(text, 6) == "app"
+        assert getattr(coordinator.state.access.token_of(text, 6), "user", None) == "app"
         assert await change(revoke_certificate="1f") == 4
         assert await change(restore_certificate="1f") == 5
         assert await change(drop_token=token.id) == 6
@@ -114,7 +114,7 @@ TIMES = SessionTimes(
 )
 
 
-def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> None:
+async def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> None:
     async def changed(
         behind: list[list[NodeId]], wait_s: float = 60.0
     ) -> tuple[ChangeBarrier, float]:
@@ -124,28 +124,22 @@ def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> 
         made = await changes.change(RevokeCertificate(serial="1f"), wait_s)
         return made, term.now
 
-    async def test() -> None:
-        made, at = await changed([[N1, N2], [N2], []])
-        assert made == ChangeBarrier(version=1)
-        assert at < 101.0
-        made, at = await changed([[N2]] * 100)
-        assert made == ChangeBarrier(version=1, behind=(N2,))
-        assert at >= 99.9 + 0.4 + 1.0  # a leader before this one gave leases until then
-        made, at = await changed([[N2]] * 100, 0.5)
-        assert made.behind == (N2,)
-        assert 0.0 < made.serves_s < 0.9
-
-    asyncio.run(test())
+    made, at = await changed([[N1, N2], [N2], []])
+    assert made == ChangeBarrier(version=1)
+    assert at < 101.0
+    made, at = await changed([[N2]] * 100)
+    assert made == ChangeBarrier(version=1, behind=(N2,))
+    assert at >= 99.9 + 0.4 + 1.0  # a leader before this one gave leases until then
+    made, at = await changed([[N2]] * 100, 0.5)
+    assert made.behind == (N2,)
+    assert 0.0 < made.serves_s < 0.9
 
 
-def test_change_of_access_that_is_no_news_waits_as_the_first_one_does() -> None:
-    async def test() -> None:
-        changes = AccessChanges(Term(), TIMES, lambda _: [N1])  # type: ignore[arg-type]
-        for _ in range(2):
-            made = await changes.change(RevokeCertificate(serial="1f"))
-            assert made == ChangeBarrier(version=1, behind=(N1,))
-
-    asyncio.run(test())
+async def test_change_of_access_that_is_no_news_waits_as_the_first_one_does() -> None:
+    changes = AccessChanges(Term(), TIMES, lambda _: [N1])  # type: ignore[arg-type]
+    for _ in range(2):
+        made = await changes.change(RevokeCertificate(serial="1f"))
+        assert made == ChangeBarrier(version=1, behind=(N1,))
 
 
 def test_change_of_access_waits_for_nodes_to_say_so(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from koinon.operate.admin import Admin
-from koinon.operate.bulk_loads import LoadsClient, OpenedLoad
+from koinon.operate.loads_client import LoadsClient, OpenedLoad
 from koinon_coordinator.config import TimingConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_proto.contract import convert

@@ -21,9 +21,10 @@ from koinon_proto.contract.errors import (
     UnavailableError,
 )
 from koinon_proto.security.authentication import open_gate
+from koinon_proto.security.method_permissions import HEARTBEATS
 from koinon_proto.security.transport import PLAIN, Listening
 from koinon_proto.server.framed_greeting import (
-    HEARTBEAT_BYTES_MAX,
+    FIRST_HEARTBEAT_BYTES_MAX,
     HEARTBEATS_COMMAND,
     NOT_KNOWN,
     WELCOME,
@@ -48,11 +49,11 @@ def with_port(
 ) -> None:
     async def whole() -> None:
         method = FramedMethod(
-            path=path or "/koinon.v1.Membership/Heartbeat",
+            path=path or HEARTBEATS,
             parse=heartbeat_in,
             serve=serve,
-            first_bytes_max=HEARTBEAT_BYTES_MAX,
-            message_bytes_max=HEARTBEAT_BYTES_MAX,
+            first_bytes_max=FIRST_HEARTBEAT_BYTES_MAX,
+            message_bytes_max=FIRST_HEARTBEAT_BYTES_MAX,
         )
         port = PeerPort({HEARTBEATS_COMMAND: method}, Listening(), open_gate())
         await port.start("127.0.0.1:0")
@@ -204,7 +205,7 @@ def test_streams_have_places(monkeypatch: pytest.MonkeyPatch) -> None:
     "data",
     [
         HEAD.pack(3) + b"\xff\xff\xff",
-        HEAD.pack(HEARTBEAT_BYTES_MAX + 1),
+        HEAD.pack(FIRST_HEARTBEAT_BYTES_MAX + 1),
         HEAD.pack(0x7FFF_FFFF),
         HEAD.pack(len(_ := HeartbeatRequest(node_epoch=1 << 63).SerializeToString())) + _,
     ],
@@ -297,7 +298,7 @@ def test_heartbeats_of_a_stream_are_answered_in_turn_and_counted() -> None:
         assert [request.call_number for request in played.heard] == [1, 2, 3]
         assert len(played.trusted) == 2
 
-    with_port(test, played.take_heartbeats)
+    with_port(test, played.serve_heartbeats)
     assert method.outcomes["ok"] == before.get("ok", 0) + 2
     assert method.outcomes["node_fenced"] == before.get("node_fenced", 0) + 1
     assert method.in_progress == 0
@@ -316,4 +317,4 @@ def test_stream_of_heartbeats_is_of_one_node() -> None:
             await stream.receive()
         assert len(played.heard) == 1
 
-    with_port(test, played.take_heartbeats)
+    with_port(test, played.serve_heartbeats)

@@ -105,10 +105,10 @@ def test_services_refusals_are_typed_and_change_nothing(tmp_path: Path) -> None:
             await caller.call(register, thief)
         heartbeat = membership_pb2.HeartbeatRequest(node_id="n9", node_epoch=1)
         with pytest.raises(UnknownNodeError):
-            await caller.call(caller.membership.Heartbeat, heartbeat)
+            await caller.heartbeat(heartbeat)
         heartbeat = membership_pb2.HeartbeatRequest(node_id="n1", node_epoch=9)
         with pytest.raises(NodeFencedError):
-            await caller.call(caller.membership.Heartbeat, heartbeat)
+            await caller.heartbeat(heartbeat)
         assert coordinator._replicated.capture()() == before
 
     with_coordinator(tmp_path, test, bootstrap=BootstrapConfig(bootstrap_nodes=2))
@@ -426,14 +426,11 @@ def test_update_cache_makes_each_update_once_a_version() -> None:
     )
 
 
-def test_unexpected_grpc_errors_have_no_typed_details() -> None:
-    async def whole() -> None:
-        caller = Caller(free_address())
-        with pytest.raises(grpc.aio.AioRpcError):
-            await caller.status()
-        await caller.close()
-
-    asyncio.run(whole())
+async def test_unexpected_grpc_errors_have_no_typed_details() -> None:
+    caller = Caller(free_address())
+    with pytest.raises(grpc.aio.AioRpcError):
+        await caller.status()
+    await caller.close()
 
 
 def test_what_a_node_says_of_its_ports_is_bounded() -> None:

@@ -12,11 +12,9 @@ import pytest
 
 from koinon_node.bulk_load import staged_chunks
 from koinon_node.config import Limits
-from koinon_node.core import records
-from koinon_node.serving.batches import WriteBatch
-from koinon_proto.contract.errors import (
-    StorageFullError,
-)
+from koinon_node.core.formats import records
+from koinon_node.partition.batches import WriteBatch
+from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.v1.replication_pb2 import MergeStep
 from tests.kit.waiting import until
 from tests.node.kit.held_writer import in_partition
@@ -28,7 +26,6 @@ from tests.node.kit.loads_bench import (
     many_turns,
     reported,
     retried,
-    with_loads,
     with_one_replica_more,
 )
 from tests.node.kit.played_follower import joined, turn
@@ -54,24 +51,20 @@ async def held_step(bench: LoadsBench) -> None:
 
 
 @every_read
-def test_read_waits_for_a_step_of_its_partition_that_is_in_the_store(
-    tmp_path: Path, read: Callable[[LoadsBench], Awaitable[Any]]
+async def test_read_waits_for_a_step_of_its_partition_that_is_in_the_store(
+    bench: LoadsBench, read: Callable[[LoadsBench], Awaitable[Any]]
 ) -> None:
     """It is there a moment before the writer says so."""
-
-    async def use(bench: LoadsBench) -> None:
-        await held_step(bench)
-        async with bench.loading():
-            await claimed(bench)
-            await turn()
-            bench.channel.store_one()
-            reading = asyncio.ensure_future(read(bench))
-            await turn()
-            assert not reading.done()
-            bench.channel.release()
-            assert (await reading).values == [b"new"]
-
-    with_loads(tmp_path, use)
+    await held_step(bench)
+    async with bench.loading():
+        await claimed(bench)
+        await turn()
+        bench.channel.store_one()
+        reading = asyncio.ensure_future(read(bench))
+        await turn()
+        assert not reading.done()
+        bench.channel.release()
+        assert (await reading).values == [b"new"]
 
 
 @every_read
@@ -96,100 +89,85 @@ def test_read_waits_for_a_step_that_a_follower_has_not_acknowledged(
     with_one_replica_more(tmp_path, use)
 
 
-def test_get_waits_for_a_step_that_is_not_stored_yet_and_sees_its_rows(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await held_step(bench)
-        async with bench.loading():
-            await claimed(bench)
-            reading = asyncio.ensure_future(bench.get(b"k", b"absent"))
-            await turn()
-            assert not reading.done()
-            bench.channel.release()
-            answer = await reading
-            assert (answer.values, answer.missing) == ([b"new", b""], [1])
+async def test_get_waits_for_a_step_that_is_not_stored_yet_and_sees_its_rows(
+    bench: LoadsBench,
+) -> None:
+    await held_step(bench)
+    async with bench.loading():
+        await claimed(bench)
+        reading = asyncio.ensure_future(bench.get(b"k", b"absent"))
+        await turn()
+        assert not reading.done()
+        bench.channel.release()
+        answer = await reading
+        assert (answer.values, answer.missing) == ([b"new", b""], [1])
 
-    with_loads(tmp_path, use)
 
-
-def test_reads_of_other_partitions_do_not_wait_for_a_step(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await held_step(bench)
-        async with bench.loading():
-            await claimed(bench)
-            one = await bench.engine.read([b"k"], in_partition(1, 1), 1, want_versions=False)
-            assert one.values == [b"old"]
-            assert (await bench.scan(1)).values == [b"old"]
-            assert (await bench.read_columns(1)).values == [b"old"]
-            assert bench.pending.claimed
-            bench.channel.release()
-
-    with_loads(tmp_path, use)
+async def test_reads_of_other_partitions_do_not_wait_for_a_step(bench: LoadsBench) -> None:
+    await held_step(bench)
+    async with bench.loading():
+        await claimed(bench)
+        one = await bench.engine.reads.read([b"k"], in_partition(1, 1), 1, want_versions=False)
+        assert one.values == [b"old"]
+        assert (await bench.scan(1)).values == [b"old"]
+        assert (await bench.read_columns(1)).values == [b"old"]
+        assert bench.pending.claimed
+        bench.channel.release()
 
 
 # --- writes beside a step ----------------------------------------------------------------------
 
 
-def test_conditions_are_decided_on_what_a_step_under_way_leaves(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        before = int((await bench.put(b"k", value=b"old")).versions[0])
-        await bench.stage([(b"fresh", b"new"), (b"k", b"new")])
-        bench.merge(1)
-        bench.channel.held = True
-        async with bench.loading():
-            await claimed(bench)
-            writes = [
-                asyncio.ensure_future(bench.put(b"k", value=b"mine", if_version=before)),
-                asyncio.ensure_future(bench.put(b"fresh", value=b"mine", if_version=0)),
-                asyncio.ensure_future(bench.put(b"fresh", delete=True)),
-                asyncio.ensure_future(bench.put(b"absent", value=b"mine", if_version=0)),
-            ]
-            await turn()
-            assert not any(write.done() for write in writes)
-            step = int(bench.primaries.last_sequences[0])
-            bench.channel.release()
-            results = await asyncio.gather(*writes, return_exceptions=True)
-        current = [results[n].row_errors[0].current_version for n in (0, 1)]  # type: ignore[union-attr]
-        assert current == [step, step]
-        assert results[2].absent == []  # type: ignore[union-attr]
-        assert bench.partition().values == {b"k": b"new", b"absent": b"mine"}
-
-    with_loads(tmp_path, use)
+async def test_conditions_are_decided_on_what_a_step_under_way_leaves(bench: LoadsBench) -> None:
+    before = int((await bench.put(b"k", value=b"old")).versions[0])
+    await bench.stage([(b"fresh", b"new"), (b"k", b"new")])
+    bench.merge(1)
+    bench.channel.held = True
+    async with bench.loading():
+        await claimed(bench)
+        writes = [
+            asyncio.ensure_future(bench.put(b"k", value=b"mine", if_version=before)),
+            asyncio.ensure_future(bench.put(b"fresh", value=b"mine", if_version=0)),
+            asyncio.ensure_future(bench.put(b"fresh", delete=True)),
+            asyncio.ensure_future(bench.put(b"absent", value=b"mine", if_version=0)),
+        ]
+        await turn()
+        assert not any(write.done() for write in writes)
+        step = int(bench.primaries.last_sequences[0])
+        bench.channel.release()
+        results = await asyncio.gather(*writes, return_exceptions=True)
+    current = [results[n].row_errors[0].current_version for n in (0, 1)]  # type: ignore[union-attr]
+    assert current == [step, step]
+    assert results[2].absent == []  # type: ignore[union-attr]
+    assert bench.partition().values == {b"k": b"new", b"absent": b"mine"}
 
 
-def test_delete_beside_a_replacing_step_finds_nothing_to_delete(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await bench.put(b"k", value=b"old")
-        bench.coordinators.commit(1, replace=True)
-        bench.loads_are(MERGING)
-        bench.channel.held = True
-        async with bench.loading():
-            await claimed(bench)
-            delete = asyncio.ensure_future(bench.put(b"k", delete=True))
-            await turn()
-            assert not delete.done()
-            bench.channel.release()
-            assert (await delete).absent == [0]
-
-    with_loads(tmp_path, use)
+async def test_delete_beside_a_replacing_step_finds_nothing_to_delete(bench: LoadsBench) -> None:
+    await bench.put(b"k", value=b"old")
+    bench.coordinators.commit(1, replace=True)
+    bench.loads_are(MERGING)
+    bench.channel.held = True
+    async with bench.loading():
+        await claimed(bench)
+        delete = asyncio.ensure_future(bench.put(b"k", delete=True))
+        await turn()
+        assert not delete.done()
+        bench.channel.release()
+        assert (await delete).absent == [0]
 
 
-def test_decisions_in_other_partitions_do_not_wait_for_a_step(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await held_step(bench)
-        async with bench.loading():
-            await claimed(bench)
-            write = asyncio.ensure_future(bench.put(b"k", partition_id=1, if_version=0))
-            await turn()
-            assert int(bench.engine.waits[1]) == 0
-            bench.channel.release()
-            assert list((await write).row_errors) == [0]
-
-    with_loads(tmp_path, use)
+async def test_decisions_in_other_partitions_do_not_wait_for_a_step(bench: LoadsBench) -> None:
+    await held_step(bench)
+    async with bench.loading():
+        await claimed(bench)
+        write = asyncio.ensure_future(bench.put(b"k", partition_id=1, if_version=0))
+        await turn()
+        assert int(bench.engine.context.claims.waits[1]) == 0
+        bench.channel.release()
+        assert list((await write).row_errors) == [0]
 
 
-def test_step_of_a_silent_follower_holds_up_no_other_partition_of_its_group(
-    tmp_path: Path,
-) -> None:
+def test_step_of_a_silent_follower_holds_up_no_other_partition_of_its_group(tmp_path: Path) -> None:
     """Both steps are in one group, which is complete only when both are."""
 
     async def use(bench: LoadsBench) -> None:
@@ -210,40 +188,34 @@ def test_step_of_a_silent_follower_holds_up_no_other_partition_of_its_group(
     with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=1_000))
 
 
-def test_plain_write_beside_a_step_goes_on_and_wins(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await held_step(bench)
-        async with bench.loading():
-            await claimed(bench)
-            write = asyncio.ensure_future(bench.put(b"k", value=b"live"))
-            await turn()
-            assert len(bench.channel.waiting) == 1
-            assert bench.writer.pending_rows > 2  # it is queued
-            bench.channel.release()
-            version = int((await write).versions[0])
-            await reported(bench, 0)
-        assert bench.partition().records[b"k"] == records.Record(version, 0, 0, b"live")
-
-    with_loads(tmp_path, use)
-
-
-def test_plain_write_queued_before_a_step_loses(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await bench.stage([(b"k", b"new")])
-        bench.channel.held = True
-        first = asyncio.ensure_future(bench.put(b"another"))
-        await until(lambda: bench.channel.waiting, "a group is under way")
+async def test_plain_write_beside_a_step_goes_on_and_wins(bench: LoadsBench) -> None:
+    await held_step(bench)
+    async with bench.loading():
+        await claimed(bench)
         write = asyncio.ensure_future(bench.put(b"k", value=b"live"))
         await turn()
-        bench.merge(1)
-        async with bench.loading():
-            await claimed(bench)
-            bench.channel.release()
-            await asyncio.gather(first, write)
-            await reported(bench, 0)
-        assert bench.partition().values[b"k"] == b"new"
+        assert len(bench.channel.waiting) == 1
+        assert bench.writer.pending_rows > 2  # it is queued
+        bench.channel.release()
+        version = int((await write).versions[0])
+        await reported(bench, 0)
+    assert bench.partition().records[b"k"] == records.Record(version, 0, 0, b"live")
 
-    with_loads(tmp_path, use)
+
+async def test_plain_write_queued_before_a_step_loses(bench: LoadsBench) -> None:
+    await bench.stage([(b"k", b"new")])
+    bench.channel.held = True
+    first = asyncio.ensure_future(bench.put(b"another"))
+    await until(lambda: bench.channel.waiting, "a group is under way")
+    write = asyncio.ensure_future(bench.put(b"k", value=b"live"))
+    await turn()
+    bench.merge(1)
+    async with bench.loading():
+        await claimed(bench)
+        bench.channel.release()
+        await asyncio.gather(first, write)
+        await reported(bench, 0)
+    assert bench.partition().values[b"k"] == b"new"
 
 
 def test_rows_of_a_partition_written_after_its_step_are_in_a_later_batch(tmp_path: Path) -> None:
@@ -339,7 +311,7 @@ def test_no_further_step_is_begun_where_somebody_waits_to_decide(
                 partition_ids=np.array([0, 1], np.uint32),
                 conditions={0: 1, 1: 1},
             )
-            write = asyncio.ensure_future(bench.engine.write(batch))
+            write = asyncio.ensure_future(bench.engine.writes.write(batch))
             await many_turns()
             begun = int(bench.primaries.last_sequences[1])
             await many_turns()
@@ -355,50 +327,46 @@ def test_no_further_step_is_begun_where_somebody_waits_to_decide(
 # --- expiry beside a step ----------------------------------------------------------------------
 
 
-def test_reclaimer_leaves_alone_what_a_step_under_way_may_overwrite(tmp_path: Path) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await bench.put(b"k", b"gone", value=b"old", ttl_ms=50)
-        await bench.stage([(b"k", b"new")])
-        bench.clock.ms += 50
-        bench.merge(1)
-        bench.channel.held = True
-        async with bench.loading():
-            await claimed(bench)
-            reclaiming = asyncio.ensure_future(bench.engine.reclaiming.step(100))
-            await turn()
-            bench.channel.release()
-            await reclaiming
-            await reported(bench, 0)
-        assert bench.partition().values == {b"k": b"new", b"gone": b"old"}
-        await bench.engine.reclaiming.step(100)
-        assert bench.partition().values == {b"k": b"new"}
-        assert bench.partition().expiry == set()
-
-    with_loads(tmp_path, use)
+async def test_reclaimer_leaves_alone_what_a_step_under_way_may_overwrite(
+    bench: LoadsBench,
+) -> None:
+    await bench.put(b"k", b"gone", value=b"old", ttl_ms=50)
+    await bench.stage([(b"k", b"new")])
+    bench.clock.ms += 50
+    bench.merge(1)
+    bench.channel.held = True
+    async with bench.loading():
+        await claimed(bench)
+        reclaiming = asyncio.ensure_future(bench.engine.sweeper.step(100))
+        await turn()
+        bench.channel.release()
+        await reclaiming
+        await reported(bench, 0)
+    assert bench.partition().values == {b"k": b"new", b"gone": b"old"}
+    await bench.engine.sweeper.step(100)
+    assert bench.partition().values == {b"k": b"new"}
+    assert bench.partition().expiry == set()
 
 
 @every_read
-def test_read_that_found_an_expired_record_removes_nothing_that_a_step_brings(
-    tmp_path: Path, read: Callable[[LoadsBench], Awaitable[Any]]
+async def test_read_that_found_an_expired_record_removes_nothing_that_a_step_brings(
+    bench: LoadsBench, read: Callable[[LoadsBench], Awaitable[Any]]
 ) -> None:
-    async def use(bench: LoadsBench) -> None:
-        await bench.put(b"k", value=b"old", ttl_ms=50)
-        await bench.stage([(b"k", b"new")])
-        bench.clock.ms += 50
-        bench.merge(1)
-        bench.channel.held = True
-        async with bench.loading():
-            await claimed(bench)
-            await turn()
-            data_key = b"\0\0\0k"
-            view = bench.state.served
-            removing = asyncio.ensure_future(bench.engine.remove_expired([data_key], view))
-            reading = asyncio.ensure_future(read(bench))
-            await turn()
-            assert not reading.done()
-            assert not removing.done()
-            bench.channel.release()
-            await asyncio.gather(reading, removing)
-            assert bench.partition().values == {b"k": b"new"}
-
-    with_loads(tmp_path, use)
+    await bench.put(b"k", value=b"old", ttl_ms=50)
+    await bench.stage([(b"k", b"new")])
+    bench.clock.ms += 50
+    bench.merge(1)
+    bench.channel.held = True
+    async with bench.loading():
+        await claimed(bench)
+        await turn()
+        data_key = b"\0\0\0k"
+        view = bench.state.served
+        removing = asyncio.ensure_future(bench.engine.expiry.remove_expired([data_key], view))
+        reading = asyncio.ensure_future(read(bench))
+        await turn()
+        assert not reading.done()
+        assert not removing.done()
+        bench.channel.release()
+        await asyncio.gather(reading, removing)
+        assert bench.partition().values == {b"k": b"new"}

@@ -47,65 +47,57 @@ def stop_partition_0(bench: LoadsBench) -> None:
 
 
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES.keys())
-def test_primary_that_may_not_write_any_more_queues_no_step_it_has_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[LoadsBench], None]
+async def test_primary_that_may_not_write_any_more_queues_no_step_it_has_planned(
+    bench: LoadsBench, monkeypatch: pytest.MonkeyPatch, lose: Callable[[LoadsBench], None]
 ) -> None:
     planned = staged_chunks.next_step
+    await bench.stage([(b"k", b"new")])
+    lost = False
 
-    async def use(bench: LoadsBench) -> None:
-        await bench.stage([(b"k", b"new")])
-        lost = False
+    def next_step(*args: Any) -> Any:
+        nonlocal lost
+        step = planned(*args)
+        if not lost:
+            lose(bench)
+        lost = True
+        return step
 
-        def next_step(*args: Any) -> Any:
-            nonlocal lost
-            step = planned(*args)
-            if not lost:
-                lose(bench)
-            lost = True
-            return step
-
-        monkeypatch.setattr(staged_chunks, "next_step", next_step)
-        before = (bench.channel.groups_sent, int(bench.primaries.last_sequences[0]))
-        bench.merge(1)
-        async with bench.loading():
-            await until(lambda: lost, "a step is planned")
-            await many_turns()
-        assert (bench.channel.groups_sent, int(bench.primaries.last_sequences[0])) == before
-        assert not bench.pending.claimed
-        assert bench.coordinators.reports == []
-
-    with_loads(tmp_path, use)
+    monkeypatch.setattr(staged_chunks, "next_step", next_step)
+    before = (bench.channel.groups_sent, int(bench.primaries.last_sequences[0]))
+    bench.merge(1)
+    async with bench.loading():
+        await until(lambda: lost, "a step is planned")
+        await many_turns()
+    assert (bench.channel.groups_sent, int(bench.primaries.last_sequences[0])) == before
+    assert not bench.pending.claimed
+    assert bench.coordinators.reports == []
 
 
-def test_lease_that_ended_for_a_while_does_not_end_the_merging(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_lease_that_ended_for_a_while_does_not_end_the_merging(
+    bench: LoadsBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No table comes when a node has its lease again. It ends at the second try of a step."""
     plan = staged_chunks.next_step
     planned = 0
+    lease = bench.state.lease
 
-    async def use(bench: LoadsBench) -> None:
-        lease = bench.state.lease
+    def next_step(*args: Any) -> Any:
+        nonlocal planned
+        planned += 1
+        if planned == 2:
+            bench.lose_lease()
+        return plan(*args)
 
-        def next_step(*args: Any) -> Any:
-            nonlocal planned
-            planned += 1
-            if planned == 2:
-                bench.lose_lease()
-            return plan(*args)
-
-        monkeypatch.setattr(staged_chunks, "next_step", next_step)
-        await bench.stage([(b"k", b"new")])
-        bench.channel.failing = {0: "no room"}
-        bench.merge(1)
-        async with bench.loading():
-            await until(lambda: planned == 2, "it is planned again")
-            await many_turns()
-            assert bench.coordinators.reports == []
-            bench.state.lease = lease
-            await reported(bench, 0)
-
-    with_loads(tmp_path, use)
+    monkeypatch.setattr(staged_chunks, "next_step", next_step)
+    await bench.stage([(b"k", b"new")])
+    bench.channel.failing = {0: "no room"}
+    bench.merge(1)
+    async with bench.loading():
+        await until(lambda: planned == 2, "it is planned again")
+        await many_turns()
+        assert bench.coordinators.reports == []
+        bench.state.lease = lease
+        await reported(bench, 0)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -159,39 +151,36 @@ def test_mark_of_a_step_whose_fate_was_unknown_counts_only_while_the_partition_i
     with_one_replica_more(tmp_path, use, limits=limits)
 
 
-def test_partition_that_comes_when_the_load_has_ended_is_not_merged(tmp_path: Path) -> None:
+@pytest.mark.bench(lead=False)
+async def test_partition_that_comes_when_the_load_has_ended_is_not_merged(
+    bench: LoadsBench,
+) -> None:
     """Its mark is gone with the load: by the old manifest, a replacing load would erase all that
     has been written since.
     """
     theirs = [row(0, (2,), primary=2), *(row(p) for p in ALL[1:])]
     other = ActiveLoad(load_id=LOAD + 1, merging=True)
+    await bench.lead_all(table(*theirs, load=MERGING))
+    coordinators = bench.coordinators
+    coordinators.commit(1, partition_ids=(0, 1), replace=True)
+    coordinators.commit(1, load_id=LOAD + 1, partition_ids=(2,))
+    report = coordinators.report_merged
+    asked = asyncio.Event()
 
-    async def use(bench: LoadsBench) -> None:
-        await bench.lead_all(table(*theirs, load=MERGING))
-        coordinators = bench.coordinators
-        coordinators.commit(1, partition_ids=(0, 1), replace=True)
-        coordinators.commit(1, load_id=LOAD + 1, partition_ids=(2,))
-        report = coordinators.report_merged
-        asked = asyncio.Event()
+    async def report_merged(cluster_id: str, load_id: int, partition_ids: Sequence[int]) -> None:
+        if not asked.is_set():
+            coordinators.gate.clear()
+        asked.set()
+        await report(cluster_id, load_id, partition_ids)
 
-        async def report_merged(
-            cluster_id: str, load_id: int, partition_ids: Sequence[int]
-        ) -> None:
-            if not asked.is_set():
-                coordinators.gate.clear()
-            asked.set()
-            await report(cluster_id, load_id, partition_ids)
-
-        coordinators.report_merged = report_merged  # type: ignore[method-assign]
-        async with bench.loading():
-            await asked.wait()  # the answer takes a while
-            await take_partition_0(bench, other)
-            coordinators.gate.set()
-            await reported(bench, 2, load_id=LOAD + 1)
-        assert bench.partition(0).values == {b"k": b"mine"}
-        assert coordinators.merged() == {1}
-
-    with_loads(tmp_path, use, lead=False)
+    coordinators.report_merged = report_merged  # type: ignore[method-assign]
+    async with bench.loading():
+        await asked.wait()  # the answer takes a while
+        await take_partition_0(bench, other)
+        coordinators.gate.set()
+        await reported(bench, 2, load_id=LOAD + 1)
+    assert bench.partition(0).values == {b"k": b"mine"}
+    assert coordinators.merged() == {1}
 
 
 async def take_partition_0(bench: LoadsBench, *loads: ActiveLoad) -> None:
@@ -203,28 +192,27 @@ async def take_partition_0(bench: LoadsBench, *loads: ActiveLoad) -> None:
     await bench.put(b"k", value=b"mine")
 
 
-def test_load_that_ends_while_another_is_merged_is_not_taken_up_again(tmp_path: Path) -> None:
+@pytest.mark.bench(lead=False)
+async def test_load_that_ends_while_another_is_merged_is_not_taken_up_again(
+    bench: LoadsBench,
+) -> None:
     theirs = [row(0, (2,), primary=2), *(row(p) for p in ALL[1:])]
     other = ActiveLoad(load_id=LOAD - 1, merging=True)
-
-    async def use(bench: LoadsBench) -> None:
-        await bench.lead_all(table(*theirs, load=MERGING))
-        bench.coordinators.commit(1, partition_ids=(0, 1), replace=True)
-        async with bench.loading():
-            await reported(bench, 1)
-            bench.coordinators.gate.clear()
-            asked = len(bench.coordinators.asked)
-            bench.loads_are(other, MERGING)
-            await until(lambda: len(bench.coordinators.asked) > asked, "the other one is next")
-            await take_partition_0(bench, other)
-            bench.coordinators.commit(1, load_id=LOAD - 1, partition_ids=(2,))
-            bench.coordinators.gate.set()
-            await reported(bench, 2, load_id=LOAD - 1)
-            await many_turns()
-        assert bench.partition(0).values == {b"k": b"mine"}
-        assert bench.coordinators.merged() == {1}
-
-    with_loads(tmp_path, use, lead=False)
+    await bench.lead_all(table(*theirs, load=MERGING))
+    bench.coordinators.commit(1, partition_ids=(0, 1), replace=True)
+    async with bench.loading():
+        await reported(bench, 1)
+        bench.coordinators.gate.clear()
+        asked = len(bench.coordinators.asked)
+        bench.loads_are(other, MERGING)
+        await until(lambda: len(bench.coordinators.asked) > asked, "the other one is next")
+        await take_partition_0(bench, other)
+        bench.coordinators.commit(1, load_id=LOAD - 1, partition_ids=(2,))
+        bench.coordinators.gate.set()
+        await reported(bench, 2, load_id=LOAD - 1)
+        await many_turns()
+    assert bench.partition(0).values == {b"k": b"mine"}
+    assert bench.coordinators.merged() == {1}
 
 
 def test_takeover_in_the_middle_goes_on_by_the_mark(

@@ -18,8 +18,8 @@ from koinon_node.bulk_load.staged_chunks import (
     staged_keys,
     staged_loads,
 )
-from koinon_node.core import chunk_keys, records
-from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
+from koinon_node.core.formats import chunk_keys, records
+from koinon_node.core.formats.chunk_keys import Mark, chunk_key, encode_mark, mark_key
 from koinon_node.storage import environment, opened_store
 from koinon_node.storage.store import Store
 from koinon_node.store_config import StoreConfig
@@ -179,9 +179,7 @@ def test_names_of_chunks_sort_by_load_attempt_and_number_after_their_mark() -> N
 # --- steps -------------------------------------------------------------------------------------
 
 
-def test_step_names_the_chunks_of_the_manifest_in_the_order_of_tasks(
-    partition: Partition,
-) -> None:
+def test_step_names_the_chunks_of_the_manifest_in_the_order_of_tasks(partition: Partition) -> None:
     partition.stage(9, 1, [(b"a", b"12345")])
     partition.stage(9, 0, [(b"b", b"1")])
     partition.stage(4, 2, [(b"c", b"1")])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.core import record_layout, records
-from koinon_node.core.atomic_batch import AtomicSteps, Check, Decided, Step, decide_batch
-from koinon_node.core.updates import Increment, Look, Put, Remove
+from koinon_node.core.formats import record_layout, records
+from koinon_node.core.writes.atomic_batch import AtomicSteps, Check, Decided, Step, decide_batch
+from koinon_node.core.writes.updates import Increment, Look, Put, Remove
 from koinon_proto.contract.errors import (
     CheckFailedError,
     NotANumberError,

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koinon_node.core.commit_group import NEXT, CommitGroup, GroupEvent, GroupState, Ticket
-from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.writes.commit_group import NEXT, CommitGroup, GroupEvent, GroupState, Ticket
+from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_proto.contract.errors import (
     KoinonError,
     StorageFullError,

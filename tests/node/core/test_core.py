@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from koinon_node.core import records
+from koinon_node.core.formats import records
 from koinon_node.core.membership.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.membership import agent
@@ -222,14 +222,6 @@ def test_epoch_that_began_with_a_tail_is_where_the_past_ends() -> None:
     tail = epochs.adopted(2, one, clean=False)
     assert tail.unchanged_from == records.NO_SEQUENCE
     assert tail.adopted(3, two, clean=True).unchanged_from == two
-
-
-def test_epochs_of_a_build_before_say_nothing_of_what_was_written() -> None:
-    epochs = records.PartitionEpochs(primary_epoch=0).adopted(1, 0, clean=True)
-    before = records.encode_epochs(epochs)[:-8]  # which knew no more, and passed over the rest
-    read = records.decode_epochs(before)
-    assert (read.history, read.unchanged_from) == (epochs.history, records.NO_SEQUENCE)
-    assert records.encode_epochs(read) == before
 
 
 def test_partition_keys_of_columns_match_the_single_ones() -> None:

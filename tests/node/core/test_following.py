@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.core.formats.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.openings import (
     PULLED_MAX,

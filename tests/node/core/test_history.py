@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_node.core.records import EpochStart
-from koinon_node.core.replication.epoch_history import Lineage, common_point, cut
+from koinon_node.core.formats.records import EpochStart
+from koinon_node.core.replication.epoch_history import Lineage, common_point, cut, last_common
 from koinon_proto.contract.table import first_sequence
 
 E1, E2, E3, E4 = (first_sequence(n) for n in (1, 2, 3, 4))
@@ -50,3 +50,24 @@ def test_common_point_is_where_the_lineages_part(
 def test_cut_keeps_the_epochs_that_had_begun(sequence: int, kept: int) -> None:
     history = (START, EpochStart(2, E1 + 5), EpochStart(3, E2 + 1))
     assert cut(history, sequence) == history[:kept]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "expected"),
+    [
+        (E1, E1),
+        (E1 + 5, E1 + 5),
+        (E1 + 6, E1 + 5),  # of a tail that the next primary never had
+        (E2, E1 + 5),  # of an epoch that is not in the lineage
+        (E3, E3),
+        (E3 + 7, E3 + 7),
+        (E3 + 8, E3 + 7),  # not written yet: another history has it
+        (E4, E3 + 7),
+        (5, None),
+    ],
+)
+def test_last_common_is_what_a_reader_of_a_sequence_shares(
+    sequence: int, expected: int | None
+) -> None:
+    lineage = Lineage((START, EpochStart(3, E1 + 5)), E3 + 7)
+    assert last_common(lineage, sequence) == expected

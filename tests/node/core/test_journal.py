@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_node.core.recent_writes import RecentWrites
+from koinon_node.core.writes.recent_writes import RecentWrites
 
 
 def append(journal: RecentWrites, *rows: tuple[int, int, bytes]) -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.core import log_format, log_recovery
-from koinon_node.core.log_format import HEAD_BYTES, Head
-from koinon_node.core.log_recovery import CorruptLogError
-from koinon_node.core.writer_frames import Writes
+from koinon_node.core.formats import log_format, log_recovery
+from koinon_node.core.formats.log_format import HEAD_BYTES, Head
+from koinon_node.core.formats.log_recovery import CorruptLogError
+from koinon_node.core.formats.writer_frames import Writes
 
 LIFE, BLOCK, SEGMENT_BYTES = 7, 512, 64 * 1024
 KEYS, VALUES = st.binary(min_size=1, max_size=40), st.none() | st.binary(max_size=700)

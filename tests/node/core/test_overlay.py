@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from koinon_node.core.overlay import Overlay
-from koinon_node.core.writer_frames import Writes
+from koinon_node.core.formats.writer_frames import Writes
+from koinon_node.core.writes.overlay import Overlay
 
 ROW_BYTES = 10
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_node.core import records
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.updates import Append, GetAndDelete, Increment, Update
-from koinon_node.core.write_decisions import (
+from koinon_node.core.formats import records
+from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.core.writes.updates import Append, GetAndDelete, Increment, Update
+from koinon_node.core.writes.write_decisions import (
     Effects,
     Primaries,
     WriteRows,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_node.core.membership.loop_watchdog import LoopWatchdog
+from koinon_node.core.membership.lease import LoopWatchdog
 
 
 def looks(watch: LoopWatchdog, answers: int, begin: float, end: float, step: float = 0.2) -> float:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.core.records import FLAG_EXPIRES, Record
-from koinon_node.core.updates import (
+from koinon_node.core.formats.records import FLAG_EXPIRES, Record
+from koinon_node.core.writes.updates import (
+    ANY_RECORD,
     INTEGER_MAX,
     INTEGER_MIN,
     KEEP,
@@ -29,6 +30,8 @@ from koinon_node.core.updates import (
     IncrementDecimal,
     Overwrite,
     Presence,
+    RecordIf,
+    RemoveIf,
     Update,
     parse_decimal,
     parse_integer,
@@ -122,12 +125,15 @@ def test_decimal_increment_stays_within_its_bytes(before: Decimal, by: Decimal) 
 
 
 def test_decimal_increment_beyond_a_double_is_refused() -> None:
+    for text in (b"inf", b"-Infinity"):
+        with pytest.raises(NumberOverflowError):
+            parse_decimal(text)
     with pytest.raises(NumberOverflowError):
         IncrementDecimal(Decimal("9e308")).decide(record(b"9e308"), NOW_MS)
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"nan", b"inf", b"-inf", b"1e", b" 1", b"1_0", b".", b"1e99999", b"1e309", b"0x1"]
+    "text", [b"", b"nan", b"1e", b" 1", b"1_0", b".", b"1e99999", b"1e309", b"0x1"]
 )
 def test_decimal_that_is_none_is_refused(text: bytes) -> None:
     with pytest.raises(NotANumberError):
@@ -167,16 +173,22 @@ def test_append_keeps_the_expiry_and_the_limit() -> None:
 @pytest.mark.parametrize(
     ("only_if", "found", "done"),
     [
-        (Presence.ANY, True, True),
-        (Presence.ANY, False, True),
-        (Presence.ABSENT, True, False),
-        (Presence.ABSENT, False, True),
-        (Presence.PRESENT, True, True),
-        (Presence.PRESENT, False, False),
+        (ANY_RECORD, True, True),
+        (ANY_RECORD, False, True),
+        (RecordIf(Presence.ABSENT), True, False),
+        (RecordIf(Presence.ABSENT), False, True),
+        (RecordIf(Presence.PRESENT), True, True),
+        (RecordIf(Presence.PRESENT), False, False),
+        (RecordIf(value=b"old"), True, True),
+        (RecordIf(value=b"older"), True, False),
+        (RecordIf(value=b""), False, False),
+        (RecordIf(value=b"old", equal=False), True, False),
+        (RecordIf(value=b"older", equal=False), True, True),
+        (RecordIf(value=b"older", equal=False), False, True),
     ],
 )
 def test_assign_only_where_the_record_is_as_asked_for(
-    only_if: Presence, found: bool, done: bool
+    only_if: RecordIf, found: bool, done: bool
 ) -> None:
     before = record(b"old") if found else None
     decided = Assign(b"new", AFTER_50, only_if).decide(before, NOW_MS)
@@ -184,6 +196,9 @@ def test_assign_only_where_the_record_is_as_asked_for(
     assert decided.change is (Change.PUT if done else Change.LEAVE)
     if done:
         assert (decided.value, decided.expires_at_ms) == (b"new", NOW_MS + 50)
+    removed = RemoveIf(only_if).decide(before, NOW_MS)
+    assert removed.change is (Change.DELETE if done and found else Change.LEAVE)
+    assert removed.result is (done and found)
 
 
 @pytest.mark.parametrize(

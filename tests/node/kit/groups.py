@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from koinon_node.config import Limits
-from koinon_node.core.commit_group import CommitGroup, Ticket
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.writes.commit_group import CommitGroup, Ticket
+from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_channel import WriterChannel

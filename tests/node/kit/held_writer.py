@@ -7,7 +7,8 @@ ever, but a group is committed and answered only when the test releases it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,18 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from koinon_node.config import Limits
+from koinon_node.core.formats.records import U32Array
+from koinon_node.core.formats.writer_frames import GroupFrame, TicketFrame
 from koinon_node.core.membership.assignment import Adoption, ServedPartitions
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.membership.lease import NO_LEASE, Lease
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.records import U32Array
-from koinon_node.core.write_decisions import Primaries
-from koinon_node.core.writer_frames import GroupFrame, TicketFrame
-from koinon_node.ports import RowChange
-from koinon_node.primary.completion import Completion
-from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.batches import (
+from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.core.writes.recent_writes import RecentWrites
+from koinon_node.core.writes.write_decisions import Primaries
+from koinon_node.partition.batches import (
     Durability,
     ReadAnswer,
     ScanAnswer,
@@ -35,7 +33,11 @@ from koinon_node.serving.batches import (
     WriteAnswer,
     WriteBatch,
 )
-from koinon_node.serving.engine import Engine
+from koinon_node.partition.engine import Engine
+from koinon_node.partition.serving_context import ServingContext
+from koinon_node.ports import RowChange
+from koinon_node.replication.commit_tracker import CommitTracker
+from koinon_node.replication.replicator import Replicator
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, open_databases
 from koinon_node.storage.merge_executor import merge
@@ -286,7 +288,7 @@ class Bench:
         self.ready: list[Adoption] = []
         self.sizes = SizeEstimates()
         disk = DiskHealth()
-        self.completion = Completion(
+        self.commits = CommitTracker(
             self.state,
             self.store,
             self.pending,
@@ -300,7 +302,7 @@ class Bench:
         self.writer = Writer(
             self.store,
             self.pending,
-            self.completion,
+            self.commits,
             disk,
             limits,
             self.lost.append,
@@ -308,7 +310,7 @@ class Bench:
             lambda: self.now,
         )
         self.replicator = Replicator(
-            self.completion,
+            self.commits,
             self.writer,
             self.store,
             self.journal,
@@ -317,14 +319,7 @@ class Bench:
             self.sizes,
         )
         self.engine = Engine(
-            self.state,
-            self.store,
-            self.writer,
-            self.pending,
-            self.primaries,
-            self.replicator,
-            limits,
-            self.clock,
+            ServingContext(self.state, self.store, self.writer, self.replicator, limits, self.clock)
         )
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:
@@ -378,7 +373,7 @@ class Bench:
         delete: bool = False,
     ) -> WriteAnswer:
         rows = len(keys)
-        return await self.engine.write(
+        return await self.engine.writes.write(
             WriteBatch(
                 table_version=1,
                 keys=keys,
@@ -393,10 +388,10 @@ class Bench:
 
     async def get(self, *keys: bytes, want_versions: bool = False) -> ReadAnswer:
         ids = in_partition(0, len(keys))
-        return await self.engine.read(keys, ids, 1, want_versions=want_versions)
+        return await self.engine.reads.read(keys, ids, 1, want_versions=want_versions)
 
     async def scan(self, *partition_ids: int) -> ScanAnswer:
-        return await self.engine.scan(
+        return await self.engine.scans.scan(
             ScanPage(
                 table_version=1,
                 partition_ids=partition_ids or (0,),
@@ -420,6 +415,27 @@ async def settle(task: asyncio.Future[Any]) -> None:
         await asyncio.sleep(0)
 
 
+@asynccontextmanager
+async def engine_bench(
+    directory: Path,
+    *,
+    limits: Limits | None = None,
+    lead: bool = True,
+    table: Table | None = None,
+) -> AsyncIterator[Bench]:
+    """Start a bench over a fresh store. Its node leads all partitions, none, or those that the
+    table gives it; a partition with other replicas in sync is not served yet.
+    """
+    bench = Bench(directory, limits)
+    await bench.writer.start()
+    try:
+        if lead:
+            await bench.lead_all(table)
+        yield bench
+    finally:
+        bench.store.close(clean=False)
+
+
 def with_engine(
     directory: Path,
     use: Callable[[Bench], Awaitable[Answer]],
@@ -427,16 +443,10 @@ def with_engine(
     limits: Limits | None = None,
     lead: bool = True,
 ) -> Answer:
-    """Run ``use`` over a fresh store of which all partitions are led (or none)."""
+    """Run ``use`` over a bench of a fresh store."""
 
     async def run() -> Answer:
-        bench = Bench(directory, limits)
-        await bench.writer.start()
-        try:
-            if lead:
-                await bench.lead_all()
+        async with engine_bench(directory, limits=limits, lead=lead) as bench:
             return await asyncio.wait_for(use(bench), WAIT_S)
-        finally:
-            bench.store.close(clean=False)
 
     return asyncio.run(run())

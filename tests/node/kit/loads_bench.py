@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, Col
 from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.config import Limits
-from koinon_node.core import records
+from koinon_node.core.formats import records
 from koinon_proto.contract import columns
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import KoinonError
@@ -93,29 +94,10 @@ class LoadsBench(Bench):
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         super().__init__(directory, limits)
-        self.stager = Stager(
-            self.state, self.store, self.engine, self.replicator.followers, self.clock
-        )
-        self.column_reader = ColumnReader(
-            self.state,
-            self.store,
-            self.engine,
-            self.pending,
-            self.replicator,
-            self.limits,
-            self.clock,
-        )
+        self.stager = Stager(self.engine)
+        self.column_reader = ColumnReader(self.engine)
         self.coordinators = LoadsCoordinator()
-        self.merger = MergeScheduler(
-            self.state,
-            self.store,
-            self.writer,
-            self.engine,
-            self.primaries,
-            self.replicator,
-            self.coordinators,
-            self.clock,
-        )
+        self.merger = MergeScheduler(self.engine, self.coordinators)
 
     def take_table(self, table: Table) -> None:
         super().take_table(table)
@@ -230,6 +212,35 @@ class LoadsBench(Bench):
         )
 
 
+@asynccontextmanager
+async def loads_bench(
+    directory: Path,
+    *,
+    table: Table | None = None,
+    limits: Limits | None = None,
+    lead: bool = True,
+) -> AsyncIterator[LoadsBench]:
+    """Make a bench of the store in ``directory`` while a load is open, or by another table; all of
+    its partitions are led (or none). Pauses between attempts are short.
+    """
+    short: dict[str, Any] = {
+        "_RETRY_S": 0.01,
+        "_NOTHING_TAKEN_S": 0.001,
+        "_SWEEP_PAUSE_S": 0.02,
+        "_DELETE_DUTY": 1.0,
+        "_REPORT_S": 0.0,
+    }
+    with mock.patch.multiple(merge_scheduler, **short):
+        bench = LoadsBench(directory, limits)
+        await bench.writer.start()
+        try:
+            if lead:
+                await bench.lead_all(table or table_of(loads=[OPEN]))
+            yield bench
+        finally:
+            bench.store.close(clean=False)
+
+
 def with_loads(
     directory: Path,
     use: Callable[[LoadsBench], Awaitable[Answer]],
@@ -238,29 +249,13 @@ def with_loads(
     limits: Limits | None = None,
     lead: bool = True,
 ) -> Answer:
-    """Run ``use`` over the store in ``directory`` while a load is open, or by another table; all of
-    its partitions are led (or none). Pauses between attempts are short.
-    """
+    """Run ``use`` over a bench of the store in ``directory``."""
 
     async def run() -> Answer:
-        bench = LoadsBench(directory, limits)
-        await bench.writer.start()
-        try:
-            if lead:
-                await bench.lead_all(table or table_of(loads=[OPEN]))
+        async with loads_bench(directory, table=table, limits=limits, lead=lead) as bench:
             return await asyncio.wait_for(use(bench), WAIT_S)
-        finally:
-            bench.store.close(clean=False)
 
-    with mock.patch.multiple(
-        merge_scheduler,
-        _RETRY_S=0.01,
-        _NOTHING_TAKEN_S=0.001,
-        _SWEEP_PAUSE_S=0.02,
-        _DELETE_DUTY=1.0,
-        _REPORT_S=0.0,
-    ):
-        return asyncio.run(run())
+    return asyncio.run(run())
 
 
 Use = Callable[[LoadsBench], Awaitable[None]]

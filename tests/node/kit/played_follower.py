@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from koinon_proto.contract.columns import KNOWN_FLAGS
 from koinon_proto.contract.table import first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.kit.held_writer import EPOCH, WAIT_S, Bench
@@ -21,7 +20,6 @@ class PlayedFollower:
         number: int = 2,
         node_epoch: int = 1,
         registration_id: str = "",
-        columns_flags: int = KNOWN_FLAGS,
     ) -> None:
         self.bench = bench
         self.batches: list[wire.Batch] = []
@@ -35,7 +33,6 @@ class PlayedFollower:
             node_epoch=node_epoch,
             to_node_number=1,
             registration_id=registration_id,
-            columns_flags=columns_flags,
         )
         self.end.send(wire.FollowRequest(hello=hello))
 
@@ -122,9 +119,8 @@ async def joined(
     *partition_ids: int,
     number: int = 2,
     epoch: int = EPOCH,
-    columns_flags: int = KNOWN_FLAGS,
 ) -> PlayedFollower:
     """Return a follower whose copies of these partitions are as the primary's."""
-    follower = PlayedFollower(bench, number, columns_flags=columns_flags)
+    follower = PlayedFollower(bench, number)
     await follower.join(*partition_ids, epoch=epoch)
     return follower

@@ -1,4 +1,4 @@
-"""A coordinator that does what a test tells it to, over real gRPC: one member, one node.
+"""A coordinator that does what a test tells it to, over real sockets: one member, one node.
 
 By default it registers whoever comes, gives it every partition, acknowledges heartbeats, pushes the
 table to who watches it, and does what a primary proposes. A test changes ``on_register``,
@@ -37,9 +37,12 @@ from koinon_proto.v1 import (
     loads_pb2_grpc,
     membership_pb2,
     membership_pb2_grpc,
+    raft_pb2,
     table_pb2,
     table_pb2_grpc,
 )
+
+from .heartbeat_port import HeartbeatPort
 
 _WATCH_STEP_S = 0.2
 
@@ -89,6 +92,7 @@ class ScriptedCoordinator(
         self._answered: dict[str, int] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._port = HeartbeatPort(self._heartbeat)
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         membership_pb2_grpc.add_MembershipServicer_to_server(self, self._server)
         table_pb2_grpc.add_TableServiceServicer_to_server(self, self._server)
@@ -102,6 +106,7 @@ class ScriptedCoordinator(
 
     def __exit__(self, *_: object) -> None:
         self._server.stop(None).wait(5)
+        self._port.close()
 
     # --- Membership ------------------------------------------------------------------------
 
@@ -126,11 +131,16 @@ class ScriptedCoordinator(
                 reply.table.CopyFrom(convert.update_to_proto(self.table.since(0)))
             return reply
 
-    def Heartbeat(self, request: Any, context: Any) -> membership_pb2.HeartbeatResponse:  # noqa: N802
+    def GetPeerPort(self, request: Any, context: Any) -> raft_pb2.GetPeerPortResponse:  # noqa: N802
+        return raft_pb2.GetPeerPortResponse(peer_port=self._port.number)
+
+    def _heartbeat(
+        self, request: membership_pb2.HeartbeatRequest
+    ) -> membership_pb2.HeartbeatResponse:
         with self._lock:
             self.heartbeats.append(request)
-            self._refuse(context, self.script.on_heartbeat, request)
-            self._refuse(context, self._check_epoch, request)
+            self.script.on_heartbeat(request)
+            self._check_epoch(request)
             reply = membership_pb2.HeartbeatResponse(term=1, lease_ms=self.script.lease_ms)
             if self.table is None or not self.script.bootstrapped:
                 return reply

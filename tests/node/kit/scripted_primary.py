@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from koinon_node.backup.catch_up import crc_of
-from koinon_node.backup.drop import CopyDropper
-from koinon_node.backup.follower import Follower
 from koinon_node.config import Limits
-from koinon_node.core import records
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import EpochStart, PartitionEpochs, Record
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.membership.lease import Lease
-from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.records import EpochStart, PartitionEpochs, Record
 from koinon_node.core.replication.copies import Copies, CopyState
 from koinon_node.core.replication.epoch_history import Lineage, common_point
+from koinon_node.core.writes.recent_writes import RecentWrites
+from koinon_node.partition.copy_drops import CopyDropper
 from koinon_node.ports import PeerLostError
+from koinon_node.replication.catch_up import crc_of
+from koinon_node.replication.follower import Follower
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
@@ -317,7 +317,7 @@ class ScriptedPrimary:
 
     # --- ports.Peers -----------------------------------------------------------------------
 
-    def follow(self, node: NodeInfo) -> ScriptedStream:
+    async def follow(self, node: NodeInfo) -> ScriptedStream:
         assert node.number == self.number
         self.streams.append(ScriptedStream(self))
         return self.stream
@@ -384,8 +384,8 @@ class Both:
     def __init__(self, *primaries: ScriptedPrimary) -> None:
         self._by_number = {primary.number: primary for primary in primaries}
 
-    def follow(self, node: NodeInfo) -> ScriptedStream:
-        return self._by_number[node.number].follow(node)
+    async def follow(self, node: NodeInfo) -> ScriptedStream:
+        return await self._by_number[node.number].follow(node)
 
     async def read_page(self, node: NodeInfo, request: wire.ReadPageRequest) -> wire.RecordPage:
         return await self._by_number[node.number].read_page(node, request)

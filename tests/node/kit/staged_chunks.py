@@ -10,9 +10,9 @@ import numpy as np
 
 from koinon_node.bulk_load import staged_chunks
 from koinon_node.bulk_load.staged_chunks import Manifest
-from koinon_node.core import chunk_keys, record_layout, records
-from koinon_node.core.chunk_keys import ChunkName, Mark
-from koinon_node.core.records import Record
+from koinon_node.core.formats import chunk_keys, record_layout, records
+from koinon_node.core.formats.chunk_keys import ChunkName, Mark
+from koinon_node.core.formats.records import Record
 from koinon_node.storage import merge_executor
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
 from koinon_node.storage.store import Store

@@ -14,7 +14,7 @@ import pytest
 
 from koinon_node.config import NodeConfig
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.core.membership.lease import heartbeat_timeout_s
+from koinon_node.core.membership.lease import clock_ahead_ms, heartbeat_timeout_s
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import Channels
 from koinon_node.state import NodeState
@@ -26,9 +26,10 @@ from koinon_proto.contract.table import (
     NodeNumber,
     Table,
 )
-from koinon_proto.v1 import membership_pb2
+from koinon_proto.v1 import membership_pb2, raft_pb2
 from tests.kit.tables import config_of, node_of, row_of, table_with
 from tests.kit.waiting import wait_until
+from tests.node.kit.heartbeat_port import HeartbeatPort
 
 LEASE_S = 1.0
 START_S = 100.0
@@ -67,6 +68,7 @@ class ScriptedChannel:
         self._answered = 0
         self._changed = threading.Condition()
         self._closed = False
+        self._port = HeartbeatPort(self._heartbeat)
 
     def answer(self, how: Callable[[], Heartbeat]) -> None:
         """Answer the next heartbeat so; return when the agent has asked for the one after it."""
@@ -78,7 +80,7 @@ class ScriptedChannel:
         wait_until(lambda: len(self.requests) > asked, "the next heartbeat")
 
     def unary_unary(self, method: str, **_: Any) -> Callable[..., Any]:
-        return self._register if method.endswith("Register") else self._heartbeat
+        return self._register if method.endswith("Register") else self._get_peer_port
 
     def unary_stream(self, method: str, **_: Any) -> Callable[..., Any]:
         return lambda request: QuietStream()
@@ -87,6 +89,7 @@ class ScriptedChannel:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._port.close()
 
     def _register(self, request: Any, timeout: float, **_: Any) -> membership_pb2.RegisterResponse:
         reply = membership_pb2.RegisterResponse(
@@ -99,13 +102,16 @@ class ScriptedChannel:
         reply.table.CopyFrom(convert.update_to_proto(self._table.since(0)))
         return reply
 
-    def _heartbeat(self, request: Any, timeout: float, **_: Any) -> Heartbeat:
+    def _get_peer_port(self, request: Any, timeout: float) -> raft_pb2.GetPeerPortResponse:
+        self.timeouts_s.append(timeout)
+        return raft_pb2.GetPeerPortResponse(peer_port=self._port.number)
+
+    def _heartbeat(self, request: membership_pb2.HeartbeatRequest) -> Heartbeat | None:
         with self._changed:
             self.requests.append(request)
-            self.timeouts_s.append(timeout)
             self._changed.wait_for(lambda: self._answers or self._closed)
             if not self._answers:
-                raise RuntimeError("the channel is closed")
+                return None
             how = self._answers.pop(0)
             self._answered += 1
         return how()
@@ -165,6 +171,9 @@ class HeldHost:
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
         return [membership_pb2.ReplicaProgress(partition_id=7, records=len(self.adopting))]
 
+    def sizes(self) -> membership_pb2.PartitionSizes:
+        return membership_pb2.PartitionSizes(partition_ids=[7], bytes=[70])
+
     def erased(self) -> Sequence[int]:
         return ()
 
@@ -190,12 +199,14 @@ class Running:
         table: Table | None = None,
         took_s: float = 0.0,
         access: AccessState | None = None,
+        term: int = 1,
+        wall_ms: int = 0,
     ) -> Callable[[], Heartbeat]:
         """A heartbeat that is acknowledged after so long."""
 
         def answer() -> Heartbeat:
             self.now_s += took_s
-            reply = Heartbeat(term=1, lease_ms=int(LEASE_S * 1000))
+            reply = Heartbeat(term=term, lease_ms=int(LEASE_S * 1000), wall_ms=wall_ms)
             if table is not None:
                 reply.table.CopyFrom(convert.update_to_proto(table.since(1)))
             if access is not None:
@@ -251,6 +262,8 @@ def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
         loop.call_soon_threadsafe(running.host.durable.set)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        while tasks := asyncio.all_tasks(loop):  # what is adopted ends, as it is durable now
+            loop.run_until_complete(asyncio.gather(*tasks))
         loop.close()
 
 
@@ -334,3 +347,45 @@ def test_partition_is_served_only_once_its_epoch_is_durable(tmp_path: Path) -> N
         assert led(running.state) == frozenset()
         running.make_durable()
         running.answer_until_led({0})
+
+
+def test_heartbeats_tell_sizes_to_each_new_leader_and_now_and_then(tmp_path: Path) -> None:
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        for how in (
+            running.reply(),
+            running.reply(),
+            running.reply(term=2),
+            running.reply(term=2, took_s=0.1),
+            running.reply(term=2, took_s=6.0),
+        ):
+            running.channel.answer(how)
+        told = [request.HasField("sizes") for request in running.channel.requests]
+        assert told == [True, False, False, True, False, True]
+        sizes = running.channel.requests[0].sizes
+        assert (list(sizes.partition_ids), list(sizes.bytes)) == ([7], [70])
+
+
+@pytest.mark.parametrize(
+    ("leader_ms", "round_trip_ms", "ahead_ms"),
+    [
+        (1_000, 0, 0),
+        (1_000, 500, 0),
+        (400, 0, 600),
+        (400, 500, 100),
+        (400, 700, 0),  # the answer may have been on its way for all of it
+        (1_700, 0, -700),
+        (1_700, 500, -700),
+    ],
+)
+def test_clock_is_ahead_by_what_the_round_trip_does_not_explain(
+    leader_ms: int, round_trip_ms: int, ahead_ms: int
+) -> None:
+    assert clock_ahead_ms(leader_ms, 1_000, round_trip_ms) == ahead_ms
+
+
+def test_heartbeat_shows_that_the_clock_is_not_the_leaders(tmp_path: Path) -> None:
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        agent = running.agent
+        assert agent is not None
+        running.channel.answer(running.reply(wall_ms=1))
+        assert agent.clock_ahead_ms > 1_000_000

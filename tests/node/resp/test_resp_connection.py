@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from koinon_node.partition.batches import ScanAnswer, ScanPage
 from koinon_node.resp import connection as connections
-from koinon_node.resp import errors, listener
-from koinon_node.resp.commands import scans, table
-from koinon_node.resp.commands.table import Arguments, Outcome, Spec, Write
+from koinon_node.resp import listener
+from koinon_node.resp.commands import accounting, scans
+from koinon_node.resp.commands.spec import COMMANDS, Spec
+from koinon_node.resp.memory_budget import MemoryBudget
+from koinon_node.resp.outcomes import Arguments, Outcome, Switch, Write
 from koinon_node.resp.session import Session
-from koinon_node.serving.batches import ScanAnswer, ScanPage
+from koinon_node.resp.slow_log import ENTRIES_MAX, SlowLog
 from koinon_proto.contract.keyspaces import Keyspace, default_keyspace
 from koinon_proto.contract.table import Table
 from koinon_proto.security.audit import NO_AUDIT
@@ -31,6 +34,8 @@ class NotedTransport:
         self.written = b""
         self.aborted = False
         self.waiting = 0  # bytes that do not leave
+        self.is_paused = False
+        self.has_ended = False
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -44,8 +49,18 @@ class NotedTransport:
     def get_write_buffer_size(self) -> int:
         return self.waiting
 
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
     def close(self) -> None: ...
     def set_protocol(self, protocol: asyncio.Protocol) -> None: ...
 
@@ -77,6 +92,11 @@ class Service:
 
     def __init__(self) -> None:
         self.done: list[Callable[[list[Any]], None]] = []
+        self.slow_log = SlowLog()
+        self.passing = None
+
+    def now_ms(self) -> int:
+        return 5_000
 
     def table(self) -> Table:
         return table_with([row_of(0, 1)], [node_of(1)])
@@ -98,16 +118,20 @@ class Owner:
         self.service: Any = Service()
         self.gate = open_gate()
         self.audit = NO_AUDIT
-        self.held = 0
+        self.cut: list[Any] = []
+        self.budget = MemoryBudget(lambda: 0.0, lambda *cut: self.cut.append(cut))
+
+    @property
+    def held(self) -> int:
+        return self.budget.held_bytes
 
     def opened(self, connection: connections.Connection) -> bool:
         return True
 
-    def closed(self, connection: connections.Connection) -> None: ...
-    def not_understood(self) -> None: ...
+    def closed(self, connection: connections.Connection) -> None:
+        self.budget.release(connection)
 
-    def holds(self, connection: connections.Connection, size: int) -> None:
-        self.held = connection.held_bytes = size
+    def not_understood(self) -> None: ...
 
 
 def opened(owner: Owner) -> tuple[connections.Connection, NotedTransport]:
@@ -122,86 +146,71 @@ def defective(session: Session, arguments: Arguments) -> Outcome:
 
 @pytest.fixture
 def bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = Spec("BAD", 1, defective, errors.guest, Method("Redis", "BAD", stream=False))
-    monkeypatch.setitem(table.COMMANDS, b"BAD", spec)
+    spec = Spec("BAD", 1, defective, "", Method("Redis", "BAD", stream=False))
+    monkeypatch.setitem(COMMANDS, b"BAD", spec)
 
 
 @pytest.mark.usefixtures("bad")
-def test_handler_that_fails_is_answered_in_its_place_and_holds_up_no_other_connection() -> None:
-    async def run() -> None:
-        owner = Owner()
-        connection, transport = opened(owner)
-        sent = [("SET", "k", "v"), ("PING",), ("BAD",), ("PING",)]
-        connection.data_received(b"".join(packed(*command) for command in sent))
-        (done,) = owner.service.done
-        done([b"+OK\r\n"])  # as one of several connections whose writes were one batch
-        replies = transport.written.split(b"\r\n")
-        assert [reply[:4] for reply in replies] == [b"+OK", b"+PON", b"-ERR", b"+PON", b""]
-
-    asyncio.run(run())
+async def test_handler_that_fails_is_answered_in_its_place_and_holds_up_no_other() -> None:
+    owner = Owner()
+    connection, transport = opened(owner)
+    sent = [("SET", "k", "v"), ("PING",), ("BAD",), ("PING",)]
+    connection.data_received(b"".join(packed(*command) for command in sent))
+    (done,) = owner.service.done
+    done([b"+OK\r\n"])  # as one of several connections whose writes were one batch
+    replies = transport.written.split(b"\r\n")
+    assert [reply[:4] for reply in replies] == [b"+OK", b"+PON", b"-ERR", b"+PON", b""]
 
 
-def test_reply_that_cannot_be_made_closes_the_connection_and_holds_up_no_other(
+async def test_reply_that_cannot_be_made_closes_the_connection_and_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run() -> None:
-        owner = Owner()
-        connection, transport = opened(owner)
-        connection.data_received(packed("SET", "k", "v"))
-        monkeypatch.setattr(connections.Connection, "_ended", defective)
-        owner.service.done[0]([b"+OK\r\n"])
-        assert transport.aborted
-
-    asyncio.run(run())
+    owner = Owner()
+    connection, transport = opened(owner)
+    connection.data_received(packed("SET", "k", "v"))
+    monkeypatch.setattr(accounting, "ended", defective)
+    owner.service.done[0]([b"+OK\r\n"])
+    assert transport.aborted
 
 
-def test_replies_that_do_not_leave_count_before_they_end_what_is_executed() -> None:
-    async def run() -> None:
-        owner = Owner()
-        connection, transport = opened(owner)
-        assert transport.high * listener.CONNECTIONS_MAX <= 1 << 30
-        for waiting, answered in ((100_000, True), (500_000, True), (2_000_000, False)):
-            transport.waiting, transport.written = waiting, b""
-            connection.pause_writing()
-            connection.data_received(packed("PING"))
-            assert (transport.written == b"+PONG\r\n") is answered
-            assert owner.held == waiting
-        transport.waiting = 0
-        connection.resume_writing()
-        assert (transport.written, owner.held) == (b"+PONG\r\n", 0)
-
-    asyncio.run(run())
+async def test_replies_that_do_not_leave_count_before_they_end_what_is_executed() -> None:
+    owner = Owner()
+    connection, transport = opened(owner)
+    assert transport.high * listener.CONNECTIONS_MAX <= 1 << 30
+    for waiting, answered in ((100_000, True), (500_000, True), (2_000_000, False)):
+        transport.waiting, transport.written = waiting, b""
+        connection.pause_writing()
+        connection.data_received(packed("PING"))
+        assert (transport.written == b"+PONG\r\n") is answered
+        assert waiting <= owner.held < waiting + 1_000
+    transport.waiting = 0
+    connection.resume_writing()
+    assert (transport.written, owner.held) == (b"+PONG\r\n", 0)
 
 
-def test_what_is_queued_counts_until_it_is_discarded() -> None:
-    async def run() -> None:
-        owner = Owner()
-        connection, transport = opened(owner)
-        command = packed("SET", "k", b"v" * 100_000)
-        connection.data_received(packed("MULTI") + command * 3)
-        await asyncio.sleep(0)
-        assert transport.written == b"+OK\r\n" + b"+QUEUED\r\n" * 3
-        assert owner.held >= 300_000
-        connection.data_received(packed("DISCARD"))
-        assert owner.held == 0
-
-    asyncio.run(run())
+async def test_what_is_queued_counts_until_it_is_discarded() -> None:
+    owner = Owner()
+    connection, transport = opened(owner)
+    command = packed("SET", "k", b"v" * 100_000)
+    connection.data_received(packed("MULTI") + command * 3)
+    await asyncio.sleep(0)
+    assert transport.written == b"+OK\r\n" + b"+QUEUED\r\n" * 3
+    assert owner.held >= 300_000
+    connection.data_received(packed("DISCARD"))
+    assert owner.held == 0
 
 
-def test_command_that_is_coming_in_counts_also_behind_another() -> None:
-    async def run() -> None:
-        owner = Owner()
-        connection, _ = opened(owner)
-        begun = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$200000\r\n" + b"v" * 50_000
-        connection.data_received(packed("PING") + begun)
-        assert owner.held >= 50_000
-        connection.data_received(b"v" * 150_000 + b"\r\n")
-        assert owner.held == 0
-
-    asyncio.run(run())
+async def test_command_that_is_coming_in_counts_also_behind_another() -> None:
+    owner = Owner()
+    connection, _ = opened(owner)
+    begun = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$200000\r\n" + b"v" * 50_000
+    connection.data_received(packed("PING") + begun)
+    assert owner.held >= 50_000
+    connection.data_received(b"v" * 150_000 + b"\r\n")
+    assert owner.held == 0
 
 
-def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
+async def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
     class Led(Served):
         def led(self) -> list[int]:
             return [0]
@@ -214,21 +223,34 @@ def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
 
     turns, turns_at = 0, list[int]()
 
-    async def run() -> None:
-        def turn() -> None:
-            nonlocal turns
-            turns += 1
-            asyncio.get_running_loop().call_soon(turn)
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(turn)
 
-        turn()
-        session: Any = SimpleNamespace(service=Pages(), served=Led())
-        assert await scans._dbsize(session) == b":5\r\n"
-        assert turns_at == sorted(set(turns_at))
-
-    asyncio.run(run())
+    turn()
+    session: Any = SimpleNamespace(service=Pages(), served=Led())
+    assert await scans._dbsize(session) == b":5\r\n"
+    assert turns_at == sorted(set(turns_at))
 
 
-def test_connection_lost_before_it_becomes_a_stream_begins_none(
+async def test_slow_commands_are_noted_by_name_without_their_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accounting, "SLOWER_THAN_S", 0.0)
+    owner = Owner()
+    connection, _ = opened(owner)
+    connection.data_received(packed("CLIENT", "SETNAME", "me"))
+    for _ in range(ENTRIES_MAX + 1):
+        connection.data_received(packed("SET", "k", "secret"))
+        owner.service.done.pop()([b"+OK\r\n"])
+    entries = owner.service.slow_log.entries
+    assert len(entries) == ENTRIES_MAX
+    assert entries[0].number == ENTRIES_MAX
+    assert (entries[0].unix_s, entries[0].command, entries[0].client_name) == (5, b"set", b"me")
+
+
+async def test_connection_lost_before_it_becomes_a_stream_begins_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[asyncio.Protocol] = []
@@ -238,21 +260,69 @@ def test_connection_lost_before_it_becomes_a_stream_begins_none(
         return begun[-1]
 
     def switch(session: Session, arguments: Arguments) -> Outcome:
-        return table.Switch(begin)
+        return Switch(begin)
 
-    spec = Spec("BECOME", 1, switch, errors.own, Method("Redis", "BECOME", stream=False))
-    monkeypatch.setitem(table.COMMANDS, b"BECOME", spec)
+    spec = Spec("BECOME", 1, switch, "", Method("Redis", "BECOME", stream=False))
+    monkeypatch.setitem(COMMANDS, b"BECOME", spec)
 
-    async def run() -> None:
-        for is_lost in (True, False):
-            owner = Owner()
-            connection, transport = opened(owner)
-            connection.data_received(packed("SET", "k", "v") + packed("BECOME"))
-            assert not begun, "the write before it is under way"
-            if is_lost:
-                transport.abort()
-                connection.connection_lost(None)
-            owner.service.done[0]([b"+OK\r\n"])
-            assert bool(begun) is not is_lost
+    for is_lost in (True, False):
+        owner = Owner()
+        connection, transport = opened(owner)
+        connection.data_received(packed("SET", "k", "v") + packed("BECOME"))
+        assert not begun, "the write before it is under way"
+        if is_lost:
+            transport.abort()
+            connection.connection_lost(None)
+        owner.service.done[0]([b"+OK\r\n"])
+        assert bool(begun) is not is_lost
 
-    asyncio.run(run())
+
+async def test_socket_is_read_ahead_of_a_command_under_way_within_a_bound() -> None:
+    owner = Owner()
+    connection, transport = opened(owner)
+    command = packed("SET", "k", b"v" * 900)
+    sent = 0
+    while not transport.is_paused:
+        connection.data_received(command * 20)  # the first is under way, and stays so
+        sent += len(command * 20)
+    assert sent <= connections.READ_AHEAD_BYTES + len(command * 20)
+    assert owner.held >= sent
+    while owner.service.done:
+        done = owner.service.done.pop()
+        done([b"+OK\r\n"] * len(connection._under_way))
+    assert not transport.is_paused
+    assert owner.held == 0
+
+
+async def test_large_argument_without_room_is_not_read_until_there_is_some() -> None:
+    owner = Owner()
+    begun = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$16000000\r\n"
+    pairs = [opened(owner) for _ in range(6)]
+    for connection, _ in pairs:
+        connection.data_received(begun)
+    assert [transport.is_paused for _, transport in pairs] == [False] * 4 + [True] * 2
+    pairs[1][0].connection_lost(None)
+    assert [transport.is_paused for _, transport in pairs] == [False] * 5 + [True]
+
+
+async def test_what_follows_a_refused_length_is_thrown_away_uncounted_and_within_a_bound() -> None:
+    owner = Owner()
+    connection, transport = opened(owner)
+    connection.data_received(packed("PING") + b"*2\r\n$3\r\nGET\r\n$536870912\r\n")
+    assert transport.written.startswith(b"+PONG\r\n-ERR Protocol error: invalid bulk length")
+    assert transport.has_ended
+    pieces = 0
+    while not transport.aborted:
+        connection.data_received(bytes(1_000_000))
+        pieces += 1
+        assert owner.held == 0
+    assert 17 < pieces < 100, "more than a command of the largest size, and not all"
+
+
+async def test_nil_is_of_the_version_that_the_client_speaks() -> None:
+    owner = Owner()
+    connection, transport = opened(owner)
+    connection.data_received(packed("HELLO", "3"))
+    transport.written = b""
+    connection.data_received(packed("CLIENT", "GETNAME"))
+    assert transport.written == b"_\r\n"

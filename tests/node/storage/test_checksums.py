@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.core import records
-from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage.checksums import Checksums, Digest
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB

@@ -19,10 +19,10 @@ import lmdb
 import pytest
 
 from koinon_node.config import Limits
-from koinon_node.core import log_format, record_layout, records
+from koinon_node.core.formats import log_format, record_layout, records
+from koinon_node.core.formats.writer_frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.writer_frames import CHAINED, LOOSE, TicketFrame, Writes
+from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_node.storage import logged_channel
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import LOG, Record, take_over
@@ -158,9 +158,7 @@ def test_store_that_was_killed_opens_without_a_log_as_well(tmp_path: Path) -> No
         assert store.get(key("a")) is not None
 
 
-def test_store_with_rows_in_its_log_is_refused_by_older_builds(tmp_path: Path) -> None:
-    """They know format 2 alone, and would leave out what the log has."""
-
+def test_store_says_by_its_format_that_its_log_has_rows(tmp_path: Path) -> None:
     def version() -> bytes:
         with (
             lmdb.open(str(tmp_path / "data"), readonly=True, max_dbs=8, lock=False) as env,
@@ -178,7 +176,7 @@ def test_store_with_rows_in_its_log_is_refused_by_older_builds(tmp_path: Path) -
     assert version() == b"2"  # it was closed clean: all is in the store
 
 
-def test_store_of_the_build_before_gets_a_log_and_gives_it_back(tmp_path: Path) -> None:
+def test_store_without_a_log_gets_one_and_gives_it_back(tmp_path: Path) -> None:
     direct = config_of(tmp_path, write_ahead_log=False)
 
     async def fill() -> None:
@@ -370,7 +368,9 @@ def test_disk_with_little_room_is_written_without_the_log(tmp_path: Path) -> Non
     use(config_of(tmp_path), test, bounds)
 
 
-def test_failed_sync_of_the_log_ends_the_node_and_acknowledges_nothing(tmp_path: Path) -> None:
+async def test_failed_sync_of_the_log_ends_the_node_unacknowledged(
+    tmp_path: Path,
+) -> None:
     class Failing(LogThread):
         fails = False
 
@@ -379,25 +379,22 @@ def test_failed_sync_of_the_log_ends_the_node_and_acknowledges_nothing(tmp_path:
                 raise OSError(5, "Input/output error")
             super().sync(descriptor)
 
-    async def run() -> None:
-        rig = Rig(config_of(tmp_path))
-        made: list[Failing] = []
+    rig = Rig(config_of(tmp_path))
+    made: list[Failing] = []
 
-        def make(on_failure: Callable[[str], None]) -> Failing:
-            made.append(Failing(on_failure))
-            return made[0]
+    def make(on_failure: Callable[[str], None]) -> Failing:
+        made.append(Failing(on_failure))
+        return made[0]
 
-        rig.channel._make_disk = make
-        await rig.writer.start()
-        await rig.put({"a": b"1"})
-        made[0].fails = True
-        future = rig.put({"a": b"2"})
-        with pytest.raises(Exception, match="unknown fate"):
-            await asyncio.wait_for(future, WAIT_S)
-        assert len(rig.lost) == 1
-        rig.kill()
-
-    asyncio.run(run())
+    rig.channel._make_disk = make
+    await rig.writer.start()
+    await rig.put({"a": b"1"})
+    made[0].fails = True
+    future = rig.put({"a": b"2"})
+    with pytest.raises(Exception, match="unknown fate"):
+        await asyncio.wait_for(future, WAIT_S)
+    assert len(rig.lost) == 1
+    rig.kill()
 
 
 def test_damaged_log_is_refused_with_the_file_and_the_place(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koinon_node.bulk_load import staged_chunks
-from koinon_node.core import chunk_keys, records
-from koinon_node.core.chunk_keys import ChunkName, Mark
-from koinon_node.core.records import Record
+from koinon_node.core.formats import chunk_keys, records
+from koinon_node.core.formats.chunk_keys import ChunkName, Mark
+from koinon_node.core.formats.records import Record
 from koinon_node.storage import environment, opened_store
 from koinon_node.storage.merge_executor import MergeError
 from koinon_node.storage.store import Store

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from koinon_node.config import Limits
-from koinon_node.core import record_layout, records
+from koinon_node.core.formats import record_layout, records
 from koinon_node.storage import transactions
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
 from koinon_node.storage.store import Store

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
-from koinon_node.core import records
+from koinon_node.core.formats import records
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.sizes import SizeEstimates, SizeScan
 from koinon_node.storage.store import Store
@@ -126,3 +127,24 @@ def test_scan_knows_which_records_are_staged(tmp_path: Path) -> None:
         assert sizes.columns()[1] == [4, 5, 8, 5]
 
     with_writer(StoreConfig(directory=tmp_path / "n1"), use)
+
+
+def test_columns_are_read_by_a_thread_while_partitions_become_empty_and_full() -> None:
+    estimates, ended = SizeEstimates(), threading.Event()
+
+    def count() -> None:
+        while not ended.is_set():
+            for partition_id in range(0, 65_000, 100):
+                estimates.add(partition_id, 1, 100)
+            estimates.end_pass()
+            estimates.end_pass()  # a pass that found nothing: all are empty
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        for _ in range(3_000):
+            partition_ids, counts, sizes = estimates.columns()
+            assert len(partition_ids) == len(counts) == len(sizes)
+    finally:
+        ended.set()
+        thread.join()

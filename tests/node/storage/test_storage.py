@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,14 +15,15 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from koinon_node.core import records
-from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.opened_store import COPIED_WHILE_OPEN
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
-from koinon_node.store_config import StoreConfig
+from koinon_node.store_config import Durability, StoreConfig
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import first_sequence
@@ -285,6 +287,8 @@ def test_store_file_rightly_short_is_verified_and_opened(filled: Path) -> None:
 
 
 def _run_state(directory: Path, state: str) -> None:
+    """Let an earlier process have left this state, of the data file that is there."""
+    state += f" {files.data_file_id(directory)}" * state.startswith("open")
     env = lmdb.open(str(directory), max_dbs=8)
     with env.begin(write=True) as txn:
         txn.put(b"run_state", state.encode(), db=env.open_db(b"meta", txn=txn))
@@ -354,6 +358,50 @@ def test_directory_that_cannot_be_synced_is_refused_before_anything_is_built_on_
     monkeypatch.undo()
     with Store(config_of(filled)) as store:
         assert store.count() == 2000
+
+
+@pytest.mark.parametrize("durability", ["commit", "interval"])
+@pytest.mark.parametrize(
+    ("open_when_copied", "deleted_first", "trusted"),
+    [(True, False, False), (True, True, False), (False, False, True)],
+)
+def test_rule_3_copy_of_a_directory_that_was_open_gives_up_its_identity(
+    filled: Path,
+    tmp_path: Path,
+    durability: Durability,
+    open_when_copied: bool,
+    deleted_first: bool,
+    trusted: bool,
+) -> None:
+    """``deleted_first``: the copy may get the inode that the original had."""
+    kept, config = tmp_path / "kept", config_of(filled, durability=durability)
+    store_id = files.read_identity(filled)
+    with Store(config):
+        if open_when_copied:
+            shutil.copytree(filled, kept)
+    if not open_when_copied:
+        shutil.copytree(filled, kept)
+    if deleted_first:
+        shutil.rmtree(filled)
+    else:
+        filled.rename(tmp_path / "away")
+    shutil.copytree(kept, filled)
+    with Store(config) as store:
+        assert (store.identity().store_id == store_id) is trusted
+        assert store.distrusted_for == ("" if trusted else COPIED_WHILE_OPEN)
+    with Store(config) as store:  # and is trusted from then on, as the store that it has become
+        assert store.distrusted_for == ""
+
+
+def test_directory_that_is_moved_after_a_crash_stays_the_same_store(
+    filled: Path, tmp_path: Path
+) -> None:
+    store_id = files.read_identity(filled)
+    Store(config_of(filled)).close(clean=False)
+    moved = tmp_path / "moved"
+    filled.rename(moved)
+    with Store(config_of(moved)) as store:
+        assert store.identity().store_id == store_id
 
 
 def test_failed_sync_that_cannot_be_noted_is_told_and_a_noted_one_of_a_whole_store_forgotten(

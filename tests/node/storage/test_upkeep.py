@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from koinon_node.core import records
+from koinon_node.core.formats import records
 from koinon_node.storage import index_sweeper
 from koinon_node.storage.index_sweeper import StepResult
 from koinon_proto.contract.errors import StorageFullError, UnknownFateError
@@ -110,7 +110,7 @@ def test_what_has_expired_goes_though_something_is_always_waiting_to_be_written(
         await turn()
         assert bench.writer.pending_rows
         bench.clock.ms += 10
-        await many_steps(bench.engine.reclaiming.step, lambda: bench.store.count() == 1)
+        await many_steps(bench.engine.sweeper.step, lambda: bench.store.count() == 1)
         assert not await answered(waiting)
         await two.acknowledge()
         await waiting
@@ -124,8 +124,8 @@ def test_step_that_found_no_room_is_made_again_from_where_it_began(tmp_path: Pat
         bench.clock.ms += 10
         bench.channel.failing = {0: "no room"}
         with pytest.raises(StorageFullError):
-            await bench.engine.reclaiming.step(4)
-        while await bench.engine.reclaiming.step(4):
+            await bench.engine.sweeper.step(4)
+        while await bench.engine.sweeper.step(4):
             pass
         assert bench.store.count() == 0
 

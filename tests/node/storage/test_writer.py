@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from koinon_node.config import Limits
-from koinon_node.core import record_layout, records
-from koinon_node.core.writer_frames import LARGE_BYTES, Writes
+from koinon_node.core.formats import record_layout, records
+from koinon_node.core.formats.writer_frames import LARGE_BYTES, Writes
 from koinon_node.storage import directory as files
 from koinon_node.storage import transactions
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
@@ -301,26 +301,25 @@ def test_rule_3_store_whose_sync_failed_is_not_trusted_in_the_same_boot_either(
         assert store.identity().store_id == after
 
 
-def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path: Path) -> None:
-    async def run() -> None:
-        lost: list[str] = []
-        store = Store(config_of(tmp_path))
-        writer = lone_writer(store, lost.append)
-        await writer.start()
-        await put(writer, b"\0\0k", b"v")
-        os.kill(writer.process_id, signal.SIGSTOP)
-        future = put(writer, b"\0\0l", b"v")
-        await asyncio.sleep(0)
-        os.kill(writer.process_id, signal.SIGKILL)
-        with pytest.raises(UnknownFateError):
-            await asyncio.wait_for(future, WAIT_S)
-        assert lost == ["the writer process ended"]
-        with pytest.raises(UnknownFateError):
-            await put(writer, b"\0\0m", b"v")
-        assert not await writer.stop()
-        store.close(clean=False)
-
-    asyncio.run(run())
+async def test_writer_process_killed_leaves_fates_unknown_and_reports_it(
+    tmp_path: Path,
+) -> None:
+    lost: list[str] = []
+    store = Store(config_of(tmp_path))
+    writer = lone_writer(store, lost.append)
+    await writer.start()
+    await put(writer, b"\0\0k", b"v")
+    os.kill(writer.process_id, signal.SIGSTOP)
+    future = put(writer, b"\0\0l", b"v")
+    await asyncio.sleep(0)
+    os.kill(writer.process_id, signal.SIGKILL)
+    with pytest.raises(UnknownFateError):
+        await asyncio.wait_for(future, WAIT_S)
+    assert lost == ["the writer process ended"]
+    with pytest.raises(UnknownFateError):
+        await put(writer, b"\0\0m", b"v")
+    assert not await writer.stop()
+    store.close(clean=False)
 
 
 def test_writer_that_does_not_end_when_asked_to_is_killed(
@@ -445,7 +444,7 @@ def test_writer_syncs_data_and_head_at_each_commit_only_under_durability_commit(
         loop.run()  # ends with the stream
 
 
-def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> None:
+async def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> None:
     sent: list[Any] = []
 
     class Recorder(ProcessChannel):
@@ -453,14 +452,11 @@ def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> No
             sent.append(message)
             super().send_frame(message, large)
 
-    async def run() -> None:
-        store = Store(config_of(tmp_path, sync_interval_ms=77))
-        writer = lone_writer(store, lambda reason: None, channel=Recorder(store))
-        await writer.start()
-        store.close(clean=await writer.stop())
-        assert StoreConfig(**{**sent[0], "directory": Path(sent[0]["directory"])}) == store.config
-
-    asyncio.run(run())
+    store = Store(config_of(tmp_path, sync_interval_ms=77))
+    writer = lone_writer(store, lambda reason: None, channel=Recorder(store))
+    await writer.start()
+    store.close(clean=await writer.stop())
+    assert StoreConfig(**{**sent[0], "directory": Path(sent[0]["directory"])}) == store.config
 
 
 @pytest.mark.parametrize("urgent", [True, False])
@@ -507,29 +503,27 @@ class _RecordedEnvironment:
         return getattr(self._environment, name)
 
 
-def test_directory_of_a_dead_node_stays_locked_until_its_writer_is_gone(tmp_path: Path) -> None:
+async def test_directory_of_a_dead_node_is_locked_until_its_writer_is_gone(
+    tmp_path: Path,
+) -> None:
     """The node lets go of its lock, as its death would; the writer is stopped and lives on.
 
     (A real death of the node kills the writer too, but not at once: not while it is in the kernel.)
     """
-
-    async def run() -> None:
-        store = Store(config_of(tmp_path))
-        writer = lone_writer(store, lambda reason: None)
-        await writer.start()
-        await put(writer, b"\0\0k", b"v")
-        os.kill(writer.process_id, signal.SIGSTOP)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, store.lock_descriptor)
-        os.close(nothing)
-        with pytest.raises(DataDirectoryError, match="another node process"):
-            files.lock_directory(tmp_path, wait_s=0.1)
-        os.kill(writer.process_id, signal.SIGKILL)
-        await writer.stop()
-        os.close(files.lock_directory(tmp_path))
-        store.close(clean=False)
-
-    asyncio.run(run())
+    store = Store(config_of(tmp_path))
+    writer = lone_writer(store, lambda reason: None)
+    await writer.start()
+    await put(writer, b"\0\0k", b"v")
+    os.kill(writer.process_id, signal.SIGSTOP)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, store.lock_descriptor)
+    os.close(nothing)
+    with pytest.raises(DataDirectoryError, match="another node process"):
+        files.lock_directory(tmp_path, wait_s=0.1)
+    os.kill(writer.process_id, signal.SIGKILL)
+    await writer.stop()
+    os.close(files.lock_directory(tmp_path))
+    store.close(clean=False)
 
 
 def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_opens(

@@ -10,8 +10,8 @@ from typing import Any
 import lmdb
 import pytest
 
-from koinon_node.core import records
-from koinon_node.core.chunk_keys import chunk_key
+from koinon_node.core.formats import records
+from koinon_node.core.formats.chunk_keys import chunk_key
 from koinon_node.storage import writer_process
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
@@ -115,20 +115,16 @@ def test_size_of_a_merge_is_that_of_its_rows() -> None:
     assert writer_process._size_of([writes]) == 5_000_000 + 3 + 1
 
 
-def test_merge_of_chunks_that_are_not_there_ends_the_process(tmp_path: Path) -> None:
+async def test_merge_of_chunks_that_are_not_there_ends_the_process(tmp_path: Path) -> None:
     """This copy is not what its primary's is: nothing may be built on it."""
-
-    async def run() -> None:
-        lost: list[str] = []
-        store = Store(config_of(tmp_path))
-        writer = lone_writer(store, lost.append)
-        await writer.start()
-        _, _, writes = merge_ticket(step_of((1, 0), rows=1))
-        with pytest.raises(UnknownFateError):
-            await asyncio.wait_for(writer.submit(writes, 1, 1), WAIT_S)
-        assert lost == ["the writer process ended"]
-        assert not await writer.stop()
-        assert store.read_copies([0])[0].complete_through == 0
-        store.close(clean=False)
-
-    asyncio.run(run())
+    lost: list[str] = []
+    store = Store(config_of(tmp_path))
+    writer = lone_writer(store, lost.append)
+    await writer.start()
+    _, _, writes = merge_ticket(step_of((1, 0), rows=1))
+    with pytest.raises(UnknownFateError):
+        await asyncio.wait_for(writer.submit(writes, 1, 1), WAIT_S)
+    assert lost == ["the writer process ended"]
+    assert not await writer.stop()
+    assert store.read_copies([0])[0].complete_through == 0
+    store.close(clean=False)

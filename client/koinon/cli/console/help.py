@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # typer brings click along, or imports it
 
 
 def _give_console() -> None:
@@ -31,7 +33,27 @@ def _printing_errors() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """A command whose help our console prints."""
+    """A command whose help our console prints, and which names ``--`` where a key, a value or
+    another argument that begins with a dash was taken for an option.
+    """
+
+    def parse_args(self, context: Any, given: list[str]) -> list[str]:
+        words = list(given)
+        try:
+            return super().parse_args(context, given)
+        except _USAGE_ERROR as error:
+            taken = getattr(error, "option_name", None)  # for an option
+            if taken and getattr(error, "possibilities", ()) in ([], None) and self._takes_text:
+                word = next((word for word in words if word.startswith(taken)), taken)
+                error.message += (
+                    ". An argument that begins with a dash goes behind '--', and options go before "
+                    f"that: {context.command_path} … -- {word}"
+                )
+            raise
+
+    @property
+    def _takes_text(self) -> bool:
+        return any(isinstance(parameter, TyperArgument) for parameter in self.params)
 
     def format_help(self, *given: Any) -> None:
         _give_console()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from koinon_proto.process import printable
-from koinon_proto.process.printable import goes_to_terminal
+from koinon_proto.process.printable import OutputError, goes_to_terminal
 
 if TYPE_CHECKING:  # a command that prints a value, or JSON, does not import rich
     from rich.table import Table as RichTable
@@ -19,7 +19,11 @@ if TYPE_CHECKING:  # a command that prints a value, or JSON, does not import ric
     from koinon.cli.console.terminal import Console
 
 PIPE_WIDTH = 200
-_UNPRINTABLE_IN_JSON = re.compile(r"[^\x20-\x7e]")
+NOT_PRINTED = 4
+BROKEN_PIPE = 141
+"""Exit codes of a command that did its work, and whose result could not be printed: on the whole,
+or because the program that reads it has ended.
+"""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -59,6 +63,28 @@ def problem(message: str) -> None:
 def note(message: str) -> None:
     """A remark on standard error, out of the way of what is piped."""
     console(stderr=True).print(message, style="dim", soft_wrap=True, markup=False)
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Print a result within this: if that fails, the error names ``what`` could not be printed, as
+    the subject of a sentence, and what was done before: "the record was deleted, but its result".
+    """
+    try:
+        yield
+        printable.flush()
+    except OutputError as error:
+        error.what = error.what or what
+        raise
+
+
+def tell_unprinted(error: OutputError) -> int:
+    """Say that the output failed, unless its reader has just ended; return the exit code."""
+    printable.let_go()
+    if error.reader_is_gone:
+        return BROKEN_PIPE
+    problem(f"{error.what or 'the output'} could not be printed: {error.reason}")
+    return NOT_PRINTED
 
 
 def table(*columns: str, title: str | None = None) -> RichTable:
@@ -139,16 +165,18 @@ def print_json(answer: Any) -> None:
 
 
 def json_text(answer: Any) -> str:
-    """Return one JSON value on one line. What is not printable is escaped as JSON does, so that it
-    is the same value: JSON itself asks for that of C0 only.
+    """Return one JSON value on one line of ASCII: the same bytes whatever the output's encoding,
+    and nothing that a terminal obeys.
     """
-    text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
-    return text if text.isprintable() else _UNPRINTABLE_IN_JSON.sub(_json_escape, text)
+    return json.dumps(answer, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
-def _json_escape(found: re.Match[str]) -> str:
-    character = found[0]
-    return character if character.isprintable() else json.dumps(character)[1:-1]
+def print_failure(answer: Mapping[str, Any]) -> None:
+    """Tell programs why the command failed, as JSON. Output that fails, too, hides no failure: the
+    message is on standard error, and the exit code is the command's own.
+    """
+    with suppress(OutputError):
+        print_json(answer)
 
 
 def write_line(line: str, *, flush: bool = False) -> None:
@@ -156,33 +184,3 @@ def write_line(line: str, *, flush: bool = False) -> None:
     sys.stdout.write(line + "\n")
     if flush:
         sys.stdout.flush()
-
-
-def count(number: int, noun: str) -> str:
-    """``1 row``, ``2,000 rows``, ``3 copies``."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number:,} {noun[:-1]}ies" if noun.endswith("py") else f"{number:,} {noun}s"
-
-
-def bytes_text(number: float) -> str:
-    """A size for people: ``12.3 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
-def duration_text(seconds: float) -> str:
-    """A duration for people: ``240 ms``, ``3.2 s``, ``4 min 05 s``."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-
-
-def listed(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -6,35 +6,51 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], None]
+
+
+def _take_over(handler: Handler) -> dict[signal.Signals, Any]:
+    """Have the handler called by each signal that asks a command to stop; return the handlers
+    before. SIGHUP is left alone where nohup has it ignored.
+    """
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, handler)
+    return before
 
 
 class Interrupt:
-    """Remembers Ctrl-C, so that work stops between two pieces; a second one stops at once."""
+    """Remembers a signal that asks the command to stop, so that work stops between two pieces; a
+    second signal stops it at once.
+    """
 
     def __init__(self) -> None:
         self.asked = False
-        self._before: Any = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._before = _take_over(self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
 
 
 class StopSignals:
-    """Ctrl-C (SIGINT), SIGTERM and SIGHUP, within ``with``, on the main thread.
+    """Ctrl-C (SIGINT), SIGTERM, SIGQUIT and SIGHUP, within ``with``, on the main thread.
 
     They interrupt what runs (KeyboardInterrupt). That alone would not do: an interrupt that meets
     a finalizer or a callback is lost with it. So what runs for long does so ``deferred``, and looks
@@ -44,16 +60,16 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._interrupts = True
-        self._before: list[Any] = []
+        self._before: dict[signal.Signals, Any] = {}
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
 
     def __enter__(self) -> Self:
-        self._before = [signal.signal(number, self._on_signal) for number in _NUMBERS]
+        self._before = _take_over(self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in zip(_NUMBERS, self._before, strict=True):
+        for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._reading)
         os.close(self._writing)

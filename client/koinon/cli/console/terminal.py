@@ -8,8 +8,6 @@ stranger's text.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable
 from typing import Any, TextIO
 
@@ -26,10 +24,6 @@ class Console(rich.console.Console):
     def __init__(self, *, file: TextIO | None = None, stderr: bool = False, **options: Any) -> None:
         file = file or printable.stream_of(stderr=stderr)
         super().__init__(file=file, stderr=stderr, **options)
-
-    def on_broken_pipe(self) -> None:
-        """A reader that has gone away ends a command as it does where rich prints nothing."""
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable.printable_lines(text), **options)

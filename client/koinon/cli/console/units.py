@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import typer
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from koinon.core.quantities import parse_size
+import typer
+from typer.models import OptionInfo
+
+from koinon.core.quantities import duration_of, parse_size
+from koinon_proto.contract.errors import InvalidArgumentError
 
 MAX_PARTITION = (1 << 16) - 1
 DIGITS_MAX = 20
@@ -14,8 +21,47 @@ UINT32_MAX, INT64_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 _NO_LIMIT = ("off", "none", "unlimited")
 
 
+_UNITS = re.compile(r"_(ms|bytes)$")
+_OPTION_OF = {"partition_count": "partitions"}
+"""Fields of requests whose options have other names, apart from the unit."""
+
+
+def options_of(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
+    """Return the options among a command's parameters: the flag by the parameter's name."""
+    found = {}
+    for parameter in parameters:
+        (info, *_) = getattr(parameter.annotation, "__metadata__", (None,))
+        if isinstance(info, OptionInfo):
+            flags = [flag for flag in info.param_decls or () if flag.startswith("--")]
+            found[parameter.name] = (flags or [f"--{parameter.name.replace('_', '-')}"])[0]
+    return found
+
+
+def as_given(error: InvalidArgumentError, options: Mapping[str, str]) -> InvalidArgumentError:
+    """Return the error in the words of the command line: it names the option in place of the field
+    of a request, and durations as they are typed, ``30d``, in place of milliseconds.
+
+    Args:
+        options: those of the command, the flag by the parameter's name. A field that is none of
+            them was not given as an option, and is left as it is.
+    """
+    name = _UNITS.sub("", error.field)
+    option = options.get(_OPTION_OF.get(name, name))
+    if option is None:
+        return error
+    reason, limit, actual = error.reason, error.limit, error.actual
+    if error.field.endswith("_ms") and limit:
+        shown = {str(ms): duration_of(ms) for ms in (limit, actual)}
+        reason = re.sub(r"\b\d+\b", lambda found: shown.get(found[0], found[0]), reason)
+        reason += f" (limit {duration_of(limit)}, got {duration_of(actual)})"
+        limit = actual = 0
+    given = replace(error, field=option, reason=reason, limit=limit, actual=actual)
+    given.request_id = error.request_id
+    return given.with_traceback(error.__traceback__)
+
+
 def bytes_per_second(text: str) -> int:
-    """Return what ``50MB``, ``1GiB`` or ``800k`` mean; 0 for ``0`` and ``off``."""
+    """Return the bytes a second of ``50MB``, ``1GiB`` or ``800k``; 0 for ``0`` and ``off``."""
     text = text.strip()
     if text.lower() in _NO_LIMIT:
         return 0
@@ -33,7 +79,7 @@ def bytes_per_second(text: str) -> int:
 
 
 def rows_per_second(text: str) -> int:
-    """Return what ``5000`` means; 0 for ``0`` and ``off``."""
+    """Return the rows a second of ``5000``; 0 for ``0`` and ``off``."""
     text = text.strip()
     if text.lower() in _NO_LIMIT:
         return 0

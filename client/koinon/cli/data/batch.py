@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import Session, command
+from koinon.cli.console.command import Session, command
+from koinon.cli.console.reply import Reply
+from koinon.cli.data.reading import STANDARD_INPUT, open_whole, read_whole
+from koinon.operate.wording import count, listed
 from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.table import MAX_ATOMIC_BYTES
 from koinon_proto.partitioner import partitioner_of
 from koinon_proto.process.printable import printable_bytes
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from koinon.driver.batch import Batch
     from koinon_proto.contract.keyspaces import Keyspace
 
+root = typer.Typer()
 _FIELDS = {
     "check": {"version"},
     "put": {"value", "ttl_ms"},
@@ -30,8 +33,20 @@ _FIELDS = {
     "increment": {"by", "ttl_ms"},
 }
 """The operations, and what a line may say beside the key."""
+FILE_BYTES_MAX = 8 * MAX_ATOMIC_BYTES
+"""JSON writes a byte of a key or a value in six characters at most, ``\\u0000``."""
 
 
+@command(
+    root,
+    panel="Data",
+    keyed=True,
+    examples=[
+        "batch order.jsonl",
+        'batch - <<< \'{"increment": "visits"}\'',
+        "batch order.jsonl --dry-run",
+    ],
+)
 def batch(
     session: Session,
     file: Annotated[
@@ -42,7 +57,7 @@ def batch(
         bool,
         typer.Option("--dry-run", help="Check the file, and that its keys lie together; no more."),
     ] = False,
-) -> None:
+) -> Reply:
     """Carry out operations on keys that lie together in one step: all of them, or none.
 
     A line is one of {"check": KEY, "version": N} (0: there is no record), {"put": KEY, "value":
@@ -51,25 +66,26 @@ def batch(
     bytes ('koinon where KEY' shows them). Exit code 1 if a check does not hold; then, as after any
     other refusal, nothing was written.
     """
-    source = "standard input" if file == "-" else file
+    source = STANDARD_INPUT if file == "-" else file
     lines = _lines(file)
     with session.connect() as client:
         built = _built(client.batch, lines, source)
         if dry_run:
-            _say_checked(session, built, client.table().keyspaces.named(session.keyspace))
-            return
+            return _checked(built, client.table().keyspaces.named(session.keyspace))
         result = built.commit()
-    if session.json:
-        output.print_json({"version": result.version, "results": result.results})
-        return
-    for operation, outcome in zip(built.operations, result.results, strict=True):
-        if operation.name == "increment":
-            output.write_line(f"{printable_bytes(operation.key)}\t{outcome}")
+    done = f"the batch was acknowledged (version {result.version}), but its result"
+    if not session.json:
+        with output.telling(done):
+            for operation, outcome in zip(built.operations, result.results, strict=True):
+                if operation.name == "increment":
+                    output.write_line(f"{printable_bytes(operation.key)}\t{outcome}")
+    return Reply({"version": result.version, "results": result.results}, done=done)
 
 
 def _lines(file: str) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not empty, with their numbers."""
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    with open_whole(file) as opened:
+        data = read_whole(opened, FILE_BYTES_MAX, field="FILE", what="the text of a batch")
     return ((n, line) for n, line in enumerate(data.splitlines(), 1) if line.strip())
 
 
@@ -119,7 +135,7 @@ def _parsed(line: bytes) -> tuple[str, bytes, dict[str, Any]]:
 
 
 def _bytes_of(field: str, given: Any) -> bytes:
-    """Return the bytes that text, or ``{"base64": …}``, stands for: as output.json_bytes has it."""
+    """Return the bytes that text, or ``{"base64": …}``, stands for: as ``json_bytes`` has it."""
     if isinstance(given, dict) and given.keys() == {"base64"}:
         try:
             return base64.b64decode(given["base64"], validate=True)
@@ -134,38 +150,19 @@ def _bytes_of(field: str, given: Any) -> bytes:
 
 
 def _listed(names: set[str]) -> str:
-    return output.listed(sorted(names)) or "nothing but a key"
+    return listed(sorted(names)) or "nothing but a key"
 
 
 def _refuse(field: str, reason: str) -> NoReturn:
     raise InvalidArgumentError(field=field, reason=reason)
 
 
-def _say_checked(session: Session, built: Batch, keyspace: Keyspace) -> None:
+def _checked(built: Batch, keyspace: Keyspace) -> Reply:
     known = partitioner_of(keyspace)
     shared = known.routing_bytes(built.operations[0].key)
     partition_id = known.partition_of_routing(shared)
-    session.say(
-        f"{output.count(len(built), 'operation')} on keys that are routed by "
+    return Reply(
+        {"operations": len(built), "routing_bytes": shared, "partition_id": partition_id},
+        f"{count(len(built), 'operation')} on keys that are routed by "
         f"{printable_bytes(shared)}, in partition {partition_id}: nothing was written.",
-        {
-            "operations": len(built),
-            "routing_bytes": output.json_bytes(shared),
-            "partition_id": partition_id,
-        },
     )
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "batch",
-        panel="Data",
-        keyed=True,
-        examples=[
-            "koinon batch order.jsonl",
-            'echo \'{"increment": "visits"}\' | koinon batch -',
-            "koinon batch order.jsonl --dry-run",
-        ],
-    )(batch)

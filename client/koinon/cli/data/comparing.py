@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from koinon.cli.data.slabs import SLAB_BYTES, SLAB_ROWS
 from koinon.cli.data.writing import EXAMPLES_MAX
 from koinon.client import Client, KeyspaceClient
+from koinon.sources.slabs import SLAB_BYTES, SLAB_ROWS
 from koinon.types import Entry
 from koinon_proto.process.printable import printable_bytes
 
@@ -28,20 +28,24 @@ _ASKED_AT_ONCE = 100  # rows whose size is not known
 
 @dataclass(kw_only=True)
 class Comparison:
-    """The rows of both sides. ``other_expiry``: of the same rows."""
+    """The rows of both sides. Those that expire within a minute were left out (``rows_expiring``).
+    ``rows_other_expiry`` of the same ones have another time to live.
+    """
 
     rows_from: int = 0
     rows_to: int = 0
-    same: int = 0
-    missing: int = 0
-    different: int = 0
-    extra: int = 0
-    other_expiry: int = 0
+    rows_expiring_from: int = 0
+    rows_expiring_to: int = 0
+    rows_same: int = 0
+    rows_missing: int = 0
+    rows_different: int = 0
+    rows_extra: int = 0
+    rows_other_expiry: int = 0
     examples: list[str] = field(default_factory=list)
 
     @property
     def identical(self) -> bool:
-        return not (self.missing or self.different or self.extra)
+        return not (self.rows_missing or self.rows_different or self.rows_extra)
 
     def note(self, key: bytes, what: str) -> None:
         """Keep the first few rows that differ."""
@@ -86,18 +90,22 @@ def compare(
         theirs = target.get_entries([entry.key for entry in slab], timeout_ms=timeout_ms)
         latest_ms = _now_ms() + SLACK_MS
         for ours, other in zip(slab, theirs, strict=True):
-            if not _expires_by(ours, latest_ms):
+            if _expires_by(ours, latest_ms):
+                found.rows_expiring_from += 1
+            else:
                 _take(found, ours, other)
         compared(slab)
         if stopped():
             return None
     for slab in slabs_of(target.scan(prefix=prefix, keys_only=True, timeout_ms=timeout_ms)):
         latest_ms = _now_ms() + SLACK_MS
-        found.rows_to += sum(not _expires_by(entry, latest_ms) for entry in slab)
+        expiring = sum(_expires_by(entry, latest_ms) for entry in slab)
+        found.rows_expiring_to += expiring
+        found.rows_to += len(slab) - expiring
         counted(slab)
         if stopped():
             return None
-    if found.rows_to <= found.same + found.different:
+    if found.rows_to <= found.rows_same + found.rows_different:
         return found
     rest = iter(target.scan(prefix=prefix, keys_only=True, timeout_ms=timeout_ms))
     while asked := list(islice(rest, _ASKED_AT_ONCE)):
@@ -105,7 +113,7 @@ def compare(
         keys = [entry.key for entry in asked if not _expires_by(entry, latest_ms)]
         held = source.get_many(keys, timeout_ms=timeout_ms)
         for key in (key for key, value in zip(keys, held, strict=True) if value is None):
-            found.extra += 1
+            found.rows_extra += 1
             found.note(key, "only in the target")
         if stopped():
             return None
@@ -115,14 +123,14 @@ def compare(
 def _take(found: Comparison, ours: Entry, other: Entry | None) -> None:
     found.rows_from += 1
     if other is None:
-        found.missing += 1
+        found.rows_missing += 1
         found.note(ours.key, "not in the target")
     elif other.value != ours.value:
-        found.different += 1
+        found.rows_different += 1
         found.note(ours.key, "has another value in the target")
     else:
-        found.same += 1
-        found.other_expiry += _expiries_differ(ours.expires_at_ms, other.expires_at_ms)
+        found.rows_same += 1
+        found.rows_other_expiry += _expiries_differ(ours.expires_at_ms, other.expires_at_ms)
 
 
 def _expires_by(entry: Entry, latest_ms: int) -> bool:

@@ -5,28 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from koinon.cli.console import output
-from koinon.cli.console.progress import rows_and_rate, work_progress
-from koinon.cli.console.session import (
+from koinon.cli.console.command import (
     DONE,
     INTERRUPTED,
     NOT_FOUND,
     UNAVAILABLE,
     USAGE,
+    RefusedError,
     Session,
     command,
     fail,
     message_of,
+    not_empty,
 )
+from koinon.cli.console.progress_bar import rows_and_rate, work_progress
+from koinon.cli.console.reply import Block, Reply, Styled, remark
 from koinon.cli.console.signals import Interrupt
 from koinon.cli.data.key_value import Encoding
 from koinon.cli.data.writing import DEFAULT_TIMEOUT_MS, Fates, SlabWriter
+from koinon.core.quantities import duration_of
 from koinon.core.scanning import partitions_with
+from koinon.operate.json_form import IF_KNOWN, json_of
+from koinon.operate.wording import bytes_text, count, duration_text
 from koinon.options import parse
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.keyspaces import Keyspace
@@ -37,6 +42,9 @@ if TYPE_CHECKING:
     from koinon.cli.data.comparing import Comparison
     from koinon.client import KeyspaceClient
     from koinon.types import Entry, Row
+
+
+root = typer.Typer()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +130,8 @@ def _fault(entry: Entry, ttl_ms: int | None, target: Keyspace) -> str:
     if len(entry.value) > target.max_value_bytes:
         return f"the value has {len(entry.value)} bytes, the limit is {target.max_value_bytes}"
     if ttl_ms is not None and target.max_ttl_ms and ttl_ms > target.max_ttl_ms:
-        return f"it has {ttl_ms} ms to live, the limit is {target.max_ttl_ms}"
+        left = duration_text(ttl_ms / 1000)
+        return f"it has {left} to live, the limit is {duration_of(target.max_ttl_ms)}"
     return ""
 
 
@@ -147,12 +156,45 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="PLACE",
+        callback=not_empty,
         help="A keyspace of the cluster, or koinon://HOST:PORT/KEYSPACE of another one.",
     ),
 ]
-To = Annotated[str, typer.Option("--to", metavar="PLACE", help="Where the rows go, likewise.")]
+To = Annotated[
+    str,
+    typer.Option("--to", metavar="PLACE", callback=not_empty, help="Where the rows go, likewise."),
+]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CopyAnswer:
+    """The rows of a copy by their fates."""
+
+    rows_read: int
+    bytes_read: int
+    rows_applied: int
+    rows_present: int
+    rows_expired: int
+    rows_bad: int
+    rows_refused: int
+    rows_unknown: int
+    examples: list[str]
+    dry_run: bool
+    interrupted: bool
+    seconds: float
+    verify: dict[str, Any] | None
+    error: str | None = field(metadata=IF_KNOWN)
+
+
+@command(
+    root,
+    panel="Data",
+    examples=[
+        "copy --from default --to vip --prefix merchant7/ --if-absent",
+        "copy --from default --to vip --prefix merchant7/ --dry-run --verify",
+        "copy --from default --to koinon://other:7400/default",
+    ],
+)
 def copy(
     session: Session,
     *,
@@ -172,7 +214,7 @@ def copy(
     ] = False,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="--prefix is hexadecimal.")] = False,
     base_64: Annotated[bool, typer.Option("--base64", help="--prefix is base64.")] = False,
-) -> int:
+) -> Reply:
     """Copy rows into another keyspace. Each keeps the time that it has left to live.
 
     NOT exact while the rows are written: a row that is changed meanwhile may be in the target as it
@@ -193,7 +235,7 @@ def copy(
     with Places(session) as places:
         origin, goal = places.open(source), places.open(target)
         if origin.is_same_as(goal):
-            return session.refuse(
+            raise RefusedError(
                 f"--from {source} and --to {target} are the same keyspace",
                 "'koinon admin keyspaces' lists those that there are",
             )
@@ -207,12 +249,14 @@ def copy(
                     compared = work.compare()
                 except KoinonError as error:
                     failure = error
-    _summary(
-        session, tally, compared, seconds, failure, interrupted=interrupt.asked, dry_run=dry_run
+    answer = _answer(
+        tally, compared, seconds, failure, interrupted=interrupt.asked, dry_run=dry_run
     )
+    code = _exit_code(tally, compared, interrupted=interrupt.asked)
     if failure is not None:
-        return fail(failure, debug=session.debug)
-    return _exit_code(tally, compared, interrupted=interrupt.asked)
+        code = fail(failure, debug=session.debug)
+    blocks = _blocks(answer, tally, compared, if_absent=if_absent)
+    return Reply(answer, blocks, code=code, done=f"{tally.durable}, but the summary")
 
 
 class Work:
@@ -320,11 +364,10 @@ def _exit_code(tally: Tally, compared: Comparison | None, *, interrupted: bool) 
     return DONE if compared is None or compared.identical else NOT_FOUND
 
 
-# --- how it looks --------------------------------------------------------------------------------
+# --- the answer ----------------------------------------------------------------------------------
 
 
-def _summary(
-    session: Session,
+def _answer(
     tally: Tally,
     compared: Comparison | None,
     seconds: float,
@@ -332,108 +375,76 @@ def _summary(
     *,
     interrupted: bool,
     dry_run: bool,
-) -> None:
-    if session.json:
-        answer = _answer(tally, compared, seconds, interrupted=interrupted, dry_run=dry_run)
-        error = {} if failure is None else {"error": message_of(failure)}
-        output.print_json({**answer, **error})
-        return
-    printer = output.console()
-    if interrupted:
-        printer.print("[yellow]Interrupted.[/]")
-    if dry_run:
-        printer.print(
-            f"[bold]{tally.read - tally.bad - tally.expired:,}[/] rows would be copied "
-            f"({output.bytes_text(tally.bytes)} were read); nothing was written."
-        )
+) -> CopyAnswer:
+    verify = None
+    if compared is not None:
+        verify = {"identical": compared.identical, **json_of(compared)}
+    return CopyAnswer(
+        rows_read=tally.read,
+        bytes_read=tally.bytes,
+        rows_applied=tally.applied,
+        rows_present=tally.present,
+        rows_expired=tally.expired,
+        rows_bad=tally.bad,
+        rows_refused=tally.refused,
+        rows_unknown=tally.unknown,
+        examples=tally.examples,
+        dry_run=dry_run,
+        interrupted=interrupted,
+        seconds=round(seconds, 3),
+        verify=verify,
+        error=message_of(failure) if failure is not None else None,
+    )
+
+
+def _blocks(
+    answer: CopyAnswer, tally: Tally, compared: Comparison | None, *, if_absent: bool
+) -> list[Block]:
+    blocks: list[Block] = [Styled("Interrupted.", "yellow")] if answer.interrupted else []
+    if answer.dry_run:
+        rows = count(tally.read - tally.bad - tally.expired, "row")
+        but_for = ", but for those that the target has" if if_absent else ""
+        would = f" would be copied{but_for} ({bytes_text(tally.bytes)} were read); nothing was "
+        blocks.append([Styled(rows, "bold"), f"{would}written."])
     else:
-        rate = tally.applied / seconds if seconds else 0
-        printer.print(
-            f"[bold]{output.count(tally.applied, 'row')}[/] copied and durable "
-            f"in {output.duration_text(seconds)} ({rate:,.0f} rows/s)."
-        )
+        rate = tally.applied / answer.seconds if answer.seconds else 0
+        took = f" copied and durable in {duration_text(answer.seconds)} ({rate:,.0f} rows/s)."
+        blocks.append([Styled(count(tally.applied, "row"), "bold"), took])
     for number, what in (
         (tally.present, "in the target already, left as they are"),
         (tally.expired, "expired by the time that they were to be copied"),
     ):
         if number:
-            printer.print(f"{output.count(number, 'row')} {what}.")
-    for number, what in (
-        (tally.bad, "that the target does not take, not written"),
-        (tally.refused, "refused, not written"),
-        (tally.unknown, "of unknown fate: repeat the copy"),
-    ):
-        if number:
-            printer.print(f"[red]{output.count(number, 'row')} {what}[/]")
-    for example in tally.examples:
-        printer.print(f"  {example}", markup=False)
-    if compared is not None:
-        _print_comparison(printer, compared)
+            blocks.append(f"{count(number, 'row')} {what}.")
+    if tally.bad:
+        bad = f"{count(tally.bad, 'row')} that the target does not take, not written"
+        blocks.append(Styled(bad, "red"))
+    blocks += tally.unwritten("repeat the copy")
+    return blocks if compared is None else [*blocks, *_comparison_blocks(compared)]
 
 
-def _print_comparison(printer: Any, compared: Comparison) -> None:
-    rows = output.count(compared.same, "row")
-    if compared.identical:
-        printer.print(f"[green]Identical[/]: {rows} on both sides.")
+def _comparison_blocks(compared: Comparison) -> list[Block]:
+    rows = count(compared.rows_same, "row")
+    expiring = compared.rows_expiring_from or compared.rows_expiring_to
+    blocks: list[Block] = []
+    if compared.identical and expiring and not compared.rows_same:
+        blocks.append(Styled("Nothing was compared.", "yellow"))
+    elif compared.identical:
+        blocks.append(remark("Identical:", "green", f"{rows} on both sides."))
     else:
-        printer.print(
-            f"[red]Different[/]: {rows} the same, {compared.missing:,} not in the target, "
-            f"{compared.different:,} with another value there, {compared.extra:,} only there."
+        unlike = (
+            f"{rows} the same, {compared.rows_missing:,} not in the target, "
+            f"{compared.rows_different:,} with another value there, "
+            f"{compared.rows_extra:,} only there."
         )
-    if compared.other_expiry:
-        rows = output.count(compared.other_expiry, "row")
-        printer.print(f"{rows} with the same value, but another time to live.")
-    for example in compared.examples:
-        printer.print(f"  {example}", markup=False)
-
-
-def _answer(
-    tally: Tally,
-    compared: Comparison | None,
-    seconds: float,
-    *,
-    interrupted: bool,
-    dry_run: bool,
-) -> dict[str, Any]:
-    """The stable form of ``copy --json``."""
-    return {
-        "rows_read": tally.read,
-        "bytes_read": tally.bytes,
-        "rows_applied": tally.applied,
-        "rows_present": tally.present,
-        "rows_expired": tally.expired,
-        "rows_bad": tally.bad,
-        "rows_refused": tally.refused,
-        "rows_unknown": tally.unknown,
-        "examples": tally.examples,
-        "dry_run": dry_run,
-        "interrupted": interrupted,
-        "seconds": round(seconds, 3),
-        "verify": None
-        if compared is None
-        else {
-            "identical": compared.identical,
-            "rows_from": compared.rows_from,
-            "rows_to": compared.rows_to,
-            "rows_same": compared.same,
-            "rows_missing": compared.missing,
-            "rows_different": compared.different,
-            "rows_extra": compared.extra,
-            "rows_other_expiry": compared.other_expiry,
-            "examples": compared.examples,
-        },
-    }
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "copy",
-        panel="Data",
-        examples=[
-            "koinon copy --from default --to vip --prefix merchant7/ --if-absent",
-            "koinon copy --from default --to vip --prefix merchant7/ --dry-run --verify",
-            "koinon copy --from default --to koinon://other:7400/default",
-        ],
-    )(copy)
+        blocks.append(remark("Different:", "red", unlike))
+    if expiring:
+        blocks.append(
+            "Left out, since they expire within a minute: "
+            f"{count(compared.rows_expiring_from, 'row')} of the source, "
+            f"{compared.rows_expiring_to:,} of the target."
+        )
+    if compared.rows_other_expiry:
+        rows = count(compared.rows_other_expiry, "row")
+        blocks.append(f"{rows} with the same value, but another time to live.")
+    return [*blocks, *[f"  {example}" for example in compared.examples]]

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import DONE, INTERRUPTED, Session, command, duration_ms, fail
+from koinon.cli.console.command import DONE, INTERRUPTED, Session, command, duration_ms, fail
+from koinon.cli.console.reply import Reply
 from koinon.cli.console.signals import Interrupt
 from koinon.cli.console.units import bytes_per_second
 from koinon.cli.data import ingest_view
-from koinon.ingest import files, row_groups, survey
+from koinon.ingest import files, survey
 from koinon.ingest.failures import explained, of_commit
 from koinon.ingest.job import Job, Outcome
-from koinon.ingest.malformed import located
+from koinon.ingest.opened_rows import OpenedRows, open_rows
 from koinon.ingest.session import LOCAL_MASTER, require_spark, spark_session
 from koinon.ingest.settings import Settings
-from koinon.operate.bulk_loads import LoadMode, LoadsClient, LoadState
-from koinon_proto.contract.errors import KoinonError
+from koinon.operate.loads_client import LoadMode, LoadsClient, LoadState
+from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 
 if TYPE_CHECKING:
+    from koinon_proto.contract.keyspaces import Keyspace
     from koinon_proto.contract.table import Table
 
+root = typer.Typer()
 MODES = ("append", "overwrite")
 ENCODINGS = ("json", "msgpack")
 KEY_ENCODINGS = ("text", "binary")
 WHERE = "Where Spark runs"
+REWRITTEN = (
+    "Spark parses the JSON of these files, and writes it anew: fields that a line lacks are null, "
+    "and numbers are strings where another line has a string"
+)
 ASK_S = 3.0
 """The time that one question about the load's progress may take."""
 
@@ -100,6 +107,17 @@ Verbose = Annotated[
 ]
 
 
+@command(
+    root,
+    panel="Data",
+    keyed=True,
+    examples=[
+        "ingest orders.parquet --key o_orderkey",
+        "ingest events/ --key user,day --encoding msgpack --order-by at",
+        "ingest users.csv --key id --value email --mode overwrite",
+        "ingest orders.parquet --key o_orderkey --dry-run",
+    ],
+)
 def ingest(
     session: Session,
     paths: Paths,
@@ -121,7 +139,7 @@ def ingest(
     master: Master = LOCAL_MASTER,
     conf: Conf = None,
     verbose: Verbose = False,
-) -> int:
+) -> Reply:
     """Load files with Spark: all rows become readable, or none does.
 
     A Spark of its own is started, on the Java that is found or that the spark extra brought
@@ -146,46 +164,52 @@ def ingest(
     )
     spark_conf = dict(map(_setting, conf or ()))
     kind = files.format_of(paths, file_format)
-
-    def explain(error: BaseException) -> KoinonError:
-        return located(explained(error), paths, kind)
-
-    with _explaining(explain):
+    with _explaining():
         settings.write_options()
     require_spark()
     with session.connect() as client:
         table = client.table()
+    if ttl:
+        _check_ttl(table.keyspaces.named(session.keyspace), duration_ms(ttl))
     if not dry_run:
         _check_load(session, settings, table)
     with (
         spark_session(master=master, conf=spark_conf, verbose=verbose) as spark,
-        _explaining(explain),
+        _explaining(),
     ):
         keep_malformed = dry_run or bad_records is not None
-        frame, malformed = files.read(
-            spark,
-            paths,
-            kind,
-            keep_malformed=keep_malformed,
-            typed=list(filter(None, (order_by, ttl_column, delete_column))),
+        rows = open_rows(
+            spark, paths, kind, settings, conf=spark_conf, keep_malformed=keep_malformed
         )
-        settings.plan(frame.schema)
+        if rows.inferred:
+            output.note(REWRITTEN)
+        rows.settings.plan(rows.frame.schema)
         if dry_run:
-            return _dry_run(session, frame, malformed, settings, table)
+            return _dry_run(session, rows, table)
         rows_total = files.rows_of(spark, paths, kind)
-        bad = files.keep(malformed, settings.bad_records)
+        bad = files.keep(rows.malformed, settings.bad_records)
         what = f"koinon ingest {' '.join(paths)}"
         with LoadsClient(session.coordinators, timeout_s=ASK_S) as loads:
             job = Job(
-                frame=frame,
-                settings=settings,
+                frame=rows.frame,
+                settings=rows.settings,
                 loads=loads,
                 rows_total=rows_total,
                 what=what,
-                parts=_parts(frame, paths, kind, spark_conf),
-                explain=explain,
+                parts=rows.parts,
             )
             return _run(session, job, bad)
+
+
+def _check_ttl(keyspace: Keyspace, ttl_ms: int) -> None:
+    """Raise what the nodes would raise, in the command's units, before Spark starts."""
+    if keyspace.max_ttl_ms and ttl_ms > keyspace.max_ttl_ms:
+        raise InvalidArgumentError(
+            field="ttl_ms",
+            reason=f"longer than records of keyspace {keyspace.name!r} may live",
+            limit=keyspace.max_ttl_ms,
+            actual=ttl_ms,
+        )
 
 
 def _check_load(session: Session, settings: Settings, table: Table) -> None:
@@ -200,42 +224,29 @@ def _check_load(session: Session, settings: Settings, table: Table) -> None:
             raise of_commit(error) from error
 
 
-def _parts(
-    frame: Any, paths: Sequence[str], kind: str, conf: Mapping[str, str]
-) -> list[row_groups.Part] | None:
-    """Return the parts of the files that tasks read themselves; None if they cannot."""
-    context = frame.sparkSession.sparkContext
-    return row_groups.parts_of(
-        paths,
-        row_groups.fields_of(frame.schema),
-        kind=kind,
-        master=context.master,
-        conf=conf,
-        tasks=context.defaultParallelism,
-    )
-
-
 @contextlib.contextmanager
-def _explaining(explain: Callable[[BaseException], KoinonError]) -> Iterator[None]:
+def _explaining() -> Iterator[None]:
     """Raise what an exception of Spark's comes to in its place."""
     try:
         yield
     except Exception as error:
-        told = explain(error)
+        told = explained(error)
         if told is error:
             raise
         raise told from error
 
 
-def _run(session: Session, job: Job, malformed: int) -> int:
+def _run(session: Session, job: Job, malformed: int) -> Reply:
     with Interrupt() as interrupt, ingest_view.shown(quiet=session.json) as draw:
         outcome = job.run(draw, lambda: interrupt.asked)
     bad = _bad_rows(job, outcome, malformed)
-    if session.json:
-        output.print_json(ingest_view.summary_json(outcome, bad))
-    else:
-        ingest_view.print_summary(outcome, bad, kept_in=job.settings.bad_records or "")
-    return _exit_code(session, outcome)
+    state = "was never opened" if outcome.state is None else f"is {outcome.state.name.lower()}"
+    return Reply(
+        ingest_view.ingest_answer(outcome, bad),
+        ingest_view.summary(outcome, bad, kept_in=job.settings.bad_records or ""),
+        code=_exit_code(session, outcome),
+        done=f"load {outcome.load_id} {state}, but the summary",
+    )
 
 
 def _bad_rows(job: Job, outcome: Outcome, malformed: int) -> int | None:
@@ -256,16 +267,14 @@ def _exit_code(session: Session, outcome: Outcome) -> int:
     return DONE
 
 
-def _dry_run(session: Session, frame: Any, malformed: Any, settings: Settings, table: Table) -> int:
+def _dry_run(session: Session, rows: OpenedRows, table: Table) -> Reply:
     if not session.json:
         output.note("going through the rows; nothing is written…")
-    found = survey.take(frame, settings, table)
-    found = replace(found, bad_rows=found.bad_rows + files.keep(malformed, None))
-    if session.json:
-        output.print_json(ingest_view.survey_json(frame.schema, found, table))
-    else:
-        ingest_view.print_survey(frame.schema, settings.plan(frame.schema), found, table)
-    return DONE
+    schema = rows.frame.schema
+    found = survey.take(rows.frame, rows.settings, table)
+    found = replace(found, bad_rows=found.bad_rows + files.keep(rows.malformed, None))
+    shown = ingest_view.survey_blocks(schema, rows.settings.plan(schema), found, table)
+    return Reply(ingest_view.survey_answer(schema, found, table), shown)
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -303,19 +312,3 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise typer.BadParameter(f"--conf {text}: write NAME=VALUE")
     return name.strip(), value
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "ingest",
-        panel="Data",
-        keyed=True,
-        examples=[
-            "koinon ingest orders.parquet --key o_orderkey",
-            "koinon ingest events/ --key user,day --encoding msgpack --order-by at",
-            "koinon ingest users.csv --key id --value email --mode overwrite",
-            "koinon ingest orders.parquet --key o_orderkey --dry-run",
-        ],
-    )(ingest)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from koinon.cli.console import output
-from koinon.cli.console.progress import now_and_then, progress
+from koinon.cli.console.progress_bar import now_and_then, progress
+from koinon.cli.console.reply import Block, Column, Styled, remark
+from koinon.cli.console.reply import Table as Rows
 from koinon.ingest.job import Outcome
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.survey import HeavyKey, Survey, per_node
-from koinon.operate.bulk_loads import LoadState
-from koinon.spark.writing.planning import RowPlan
+from koinon.operate.json_form import IF_KNOWN
+from koinon.operate.loads_client import LoadState
+from koinon.operate.views import view
+from koinon.operate.wording import bytes_text, count, duration_text
+from koinon.spark.writing.planning import MALFORMED, RowPlan
 from koinon_proto.contract.table import Table
 from koinon_proto.process.printable import printable_bytes
 
@@ -56,7 +62,7 @@ def _bar() -> Iterator[Draw]:
                 description=STEPS.get(snapshot.phase, snapshot.phase.value),
                 total=None if share is None else 1.0,
                 completed=share or 0.0,
-                remark=remark(snapshot),
+                remark=progress_text(snapshot),
             )
 
         yield draw
@@ -66,10 +72,10 @@ def _line(snapshot: Snapshot) -> str:
     if snapshot.phase not in STEPS:
         return ""
     share = "" if snapshot.share is None else f"{100 * snapshot.share:3.0f} %  "
-    return f"{snapshot.phase.value}: {share}{remark(snapshot)}".rstrip(": ")
+    return f"{snapshot.phase.value}: {share}{progress_text(snapshot)}".rstrip(": ")
 
 
-def remark(snapshot: Snapshot) -> str:
+def progress_text(snapshot: Snapshot) -> str:
     """Return the progress in a line: rows and rows/s while they are staged, then partitions."""
     parts = []
     if snapshot.phase in (Phase.STAGING, Phase.PREPARING):
@@ -78,52 +84,61 @@ def remark(snapshot: Snapshot) -> str:
     elif snapshot.phase is Phase.MERGING:
         parts.append(f"{snapshot.partitions_merged:,} of {snapshot.partitions:,} partitions")
     if snapshot.seconds_left:
-        parts.append(f"{output.duration_text(snapshot.seconds_left)} left")
+        parts.append(f"{duration_text(snapshot.seconds_left)} left")
     return "  ".join(parts)
 
 
 # --- at its end ----------------------------------------------------------------------------------
 
 
-def summary_json(outcome: Outcome, bad: int | None) -> dict[str, Any]:
-    """The summary for programs; docs/cli.md lists the keys."""
-    state = "none" if outcome.state is None else outcome.state.name.lower()
+@dataclass(frozen=True, kw_only=True)
+class IngestAnswer:
+    """The end of an ingest; docs/cli.md explains the keys. ``rows_bad`` None: not counted."""
+
+    load_id: int
+    state: str
+    rows: int
+    bytes: int
+    rows_bad: int | None
+    seconds: dict[str, float]
+    rows_per_second: int
+    interrupted: bool
+    error: str | None = field(metadata=IF_KNOWN)
+
+
+def ingest_answer(outcome: Outcome, bad: int | None) -> IngestAnswer:
     seconds = {name: round(outcome.seconds.get(phase, 0.0), 3) for phase, name in STEPS.items()}
-    return {
-        "load_id": outcome.load_id,
-        "state": state,
-        "rows": outcome.rows,
-        "bytes": outcome.bytes,
-        "rows_bad": bad,
-        "seconds": {**seconds, "all": round(_all_seconds(outcome), 3)},
-        "rows_per_second": round(_rate(outcome)),
-        "interrupted": outcome.interrupted,
-        **({"error": str(outcome.error)} if outcome.error is not None else {}),
-    }
+    return view(
+        IngestAnswer,
+        outcome,
+        state="none" if outcome.state is None else outcome.state.name.lower(),
+        rows_bad=bad,
+        seconds={**seconds, "all": round(_all_seconds(outcome), 3)},
+        rows_per_second=round(_rate(outcome)),
+        error=str(outcome.error) if outcome.error is not None else None,
+    )
 
 
-def print_summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> None:
-    """The summary for people. ``bad`` rows (None: not counted) are in ``kept_in``."""
-    printer = output.console()
-    rows = output.count(outcome.rows, "row")
+def summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> list[Block]:
+    """Return the summary for people. ``bad`` rows (None: not counted) are in ``kept_in``."""
+    blocks: list[Block] = []
     if outcome.state is LoadState.DONE:
-        printer.print(
-            f"[bold]{rows}[/], {output.bytes_text(outcome.bytes)}: readable and durable in "
-            f"{output.duration_text(_all_seconds(outcome))} "
+        took = (
+            f", {bytes_text(outcome.bytes)}: readable and durable in "
+            f"{duration_text(_all_seconds(outcome))} "
             f"({_rate(outcome):,.0f} rows/s from the load's opening to the end of its merge)."
         )
+        blocks.append([Styled(count(outcome.rows, "row"), "bold"), took])
         if kept_in and bad != 0:
-            what = "bad rows, if any," if bad is None else output.count(bad, "bad row")
-            printer.print(f"[yellow]{what}[/] kept in {output.escape(kept_in)}", soft_wrap=True)
+            what = "bad rows, if any," if bad is None else count(bad, "bad row")
+            blocks.append(remark(what, "yellow", f"kept in {kept_in}"))
     elif outcome.interrupted:
-        printer.print(f"[yellow]Interrupted:[/] {_what_became(outcome)}")
-    stages = [
-        f"{phase.value} {output.duration_text(outcome.seconds[phase])}"
-        for phase in STEPS
-        if phase in outcome.seconds
-    ]
+        blocks.append(remark("Interrupted:", "yellow", _what_became(outcome)))
     if outcome.state is not None:
-        printer.print(", ".join(stages) + ".")
+        seconds = outcome.seconds
+        stages = [f"{p.value} {duration_text(seconds[p])}" for p in STEPS if p in seconds]
+        blocks.append(", ".join(stages) + ".")
+    return blocks
 
 
 def _what_became(outcome: Outcome) -> str:
@@ -153,98 +168,131 @@ def _rate(outcome: Outcome) -> float:
 # --- a dry run -----------------------------------------------------------------------------------
 
 
-def survey_json(schema: Any, survey: Survey, table: Table) -> dict[str, Any]:
-    """Return the result of a dry run for programs; docs/cli.md lists the keys."""
+@dataclass(frozen=True, kw_only=True)
+class PartitionsAnswer:
+    """The rows of the partitions: ``heaviest`` is the one with the most."""
+
+    first: int
+    count: int
+    mean: float
+    least: int
+    most: int
+    heaviest: int
+    most_to_mean: float
+    coefficient_of_variation: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeShare:
+    """The part of the rows that a node leads, and its bytes with copies."""
+
+    id: str
+    partitions: int
+    rows: int
+    primary_bytes: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyAnswer:
+    """The result of a dry run; docs/cli.md explains the keys."""
+
+    schema: list[dict[str, str]]
+    rows: int
+    rows_bad: int
+    rows_repeating_a_key: int
+    bytes: int
+    partitions: PartitionsAnswer
+    rows_per_partition: list[int]
+    nodes: list[NodeShare]
+    repeated_keys: Sequence[HeavyKey]
+    heaviest_keys: Sequence[HeavyKey]
+
+
+def survey_answer(schema: Any, survey: Survey, table: Table) -> SurveyAnswer:
     skew = survey.skew
-    return {
-        "schema": [
-            {"column": field.name, "type": field.dataType.simpleString()} for field in schema
+    return SurveyAnswer(
+        schema=[
+            {"column": field.name, "type": field.dataType.simpleString()}
+            for field in schema
+            if field.name != MALFORMED
         ],
-        "rows": survey.rows_total,
-        "rows_bad": survey.bad_rows,
-        "rows_repeating_a_key": survey.duplicate_rows,
-        "bytes": int(survey.bytes.sum()),
-        "partitions": {
-            "first": survey.base,
-            "count": len(survey.rows),
-            "mean": round(skew.mean, 3),
-            "least": skew.least,
-            "most": skew.most,
-            "heaviest": skew.heaviest_partition,
-            "most_to_mean": round(skew.most_to_mean, 4),
-            "coefficient_of_variation": round(skew.variation, 4),
-        },
-        "rows_per_partition": survey.rows.tolist(),
-        "nodes": [
-            {
-                "id": share.node_id,
-                "partitions": share.partitions,
-                "rows": share.rows,
-                "primary_bytes": share.primary_bytes,
-                "bytes": share.bytes,
-            }
-            for share in per_node(survey, table)
-        ],
-        "repeated_keys": _keys_json(survey.repeated),
-        "heaviest_keys": _keys_json(survey.heaviest),
-    }
-
-
-def _keys_json(keys: Sequence[HeavyKey]) -> list[dict[str, Any]]:
-    return [
-        {"key": output.json_bytes(key.key), "rows": key.rows, "bytes": key.bytes} for key in keys
-    ]
-
-
-def print_survey(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> None:
-    """Print the result of a dry run for people."""
-    shown = output.table("COLUMN", "TYPE", "USE")
-    for at, field in enumerate(schema):
-        uses = ["key"] if at in plan.key_columns else []
-        uses += ["value"] if at in plan.stored else []
-        uses += ["order"] if plan.order_column == at else []
-        uses += ["time to live"] if plan.ttl_column == at else []
-        uses += ["delete"] if plan.delete_column == at else []
-        shown.add_row(
-            output.escape(field.name), output.escape(field.dataType.simpleString()), ", ".join(uses)
-        )
-    output.show(shown)
-    printer, skew = output.console(), survey.skew
-    printer.print(
-        f"\n[bold]{output.count(int(survey.rows.sum()), 'row')}[/] with "
-        f"{output.bytes_text(float(survey.bytes.sum()))} of keys and values for "
-        f"{len(survey.rows):,} partitions."
+        rows=survey.rows_total,
+        rows_bad=survey.bad_rows,
+        rows_repeating_a_key=survey.duplicate_rows,
+        bytes=int(survey.bytes.sum()),
+        partitions=view(
+            PartitionsAnswer,
+            skew,
+            first=survey.base,
+            count=len(survey.rows),
+            mean=round(skew.mean, 3),
+            heaviest=skew.heaviest_partition,
+            most_to_mean=round(skew.most_to_mean, 4),
+            coefficient_of_variation=round(skew.variation, 4),
+        ),
+        rows_per_partition=survey.rows.tolist(),
+        nodes=[view(NodeShare, share, id=share.node_id) for share in per_node(survey, table)],
+        repeated_keys=survey.repeated,
+        heaviest_keys=survey.heaviest,
     )
-    printer.print(
+
+
+NODES = (
+    Column("NODE", "node_id"),
+    Column(">LEADS", "partitions"),
+    Column(">ROWS", "rows"),
+    Column(">BYTES", lambda share: bytes_text(share.primary_bytes)),
+    Column(">WITH COPIES", lambda share: bytes_text(share.bytes)),
+)
+
+
+def survey_blocks(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> list[Block]:
+    """Return the result of a dry run for people."""
+    skew = survey.skew
+    blocks: list[Block] = [
+        _columns_of(schema, plan),
+        "",
+        [
+            Styled(count(int(survey.rows.sum()), "row"), "bold"),
+            f" with {bytes_text(float(survey.bytes.sum()))} of keys and values for "
+            f"{len(survey.rows):,} partitions.",
+        ],
         f"Rows per partition: mean {skew.mean:,.1f}, least {skew.least:,}, most {skew.most:,} "
         f"in partition {skew.heaviest_partition} ({skew.most_to_mean:.2f} of the mean); "
-        f"coefficient of variation {100 * skew.variation:.1f} %."
-    )
-    _print_nodes(survey, table)
+        f"coefficient of variation {100 * skew.variation:.1f} %.",
+        Rows(NODES, per_node(survey, table)),
+    ]
     if survey.bad_rows:
-        printer.print(
-            f"[red]{output.count(survey.bad_rows, 'row')} cannot be stored[/] "
-            "(no key, or a key or value over the limit): the load would fail, "
+        why = (
+            " (no key, or a key or value over the limit): the load would fail, "
             "or keep them apart with --bad-records."
         )
-    _print_keys(survey, ordered=plan.order_column >= 0)
+        bad = Styled(f"{count(survey.bad_rows, 'row')} cannot be stored", "red")
+        blocks.append([bad, why])
+    return [*blocks, *key_blocks(survey, ordered=plan.order_column >= 0)]
 
 
-def _print_nodes(survey: Survey, table: Table) -> None:
-    nodes = output.table("NODE", ">LEADS", ">ROWS", ">BYTES", ">WITH COPIES")
-    for share in per_node(survey, table):
-        nodes.add_row(
-            share.node_id,
-            f"{share.partitions:,}",
-            f"{share.rows:,}",
-            output.bytes_text(share.primary_bytes),
-            output.bytes_text(share.bytes),
-        )
-    output.show(nodes)
+def _columns_of(schema: Any, plan: RowPlan) -> Rows:
+    """Return the columns of the files, and what each is used for."""
+    uses = {
+        "key": plan.key_columns,
+        "value": plan.stored,
+        "order": [plan.order_column],
+        "time to live": [plan.ttl_column],
+        "delete": [plan.delete_column],
+    }
+    columns = (
+        Column("COLUMN", lambda row: row[1].name),
+        Column("TYPE", lambda row: row[1].dataType.simpleString()),
+        Column("USE", lambda row: ", ".join(use for use, of in uses.items() if row[0] in of)),
+    )
+    return Rows(columns, [row for row in enumerate(schema) if row[0] != plan.malformed_column])
 
 
-def _print_keys(survey: Survey, *, ordered: bool) -> None:
-    printer = output.console()
+def key_blocks(survey: Survey, *, ordered: bool) -> list[Block]:
+    """Return what is known of keys that repeat, or are heavy."""
+    blocks: list[Block] = ["Every key comes once."]
     if survey.duplicate_rows:
         what = (
             "the row with the greatest value of --order-by stays"
@@ -252,14 +300,14 @@ def _print_keys(survey: Survey, *, ordered: bool) -> None:
             else "the load would fail; --order-by COLUMN says which row stays"
         )
         repeats = "repeats" if survey.duplicate_rows == 1 else "repeat"
-        rows = output.count(survey.duplicate_rows, "row")
-        printer.print(f"[yellow]{rows} {repeats} a key[/]: {what}.")
-    else:
-        printer.print("Every key comes once.")
+        rows = count(survey.duplicate_rows, "row")
+        blocks = [[Styled(f"{rows} {repeats} a key", "yellow"), f": {what}."]]
     for title, keys in (("REPEATED", survey.repeated), ("HEAVIEST", survey.heaviest)):
+        columns = (
+            Column(f"{title} KEY", lambda key: printable_bytes(key.key)[:KEY_CHARS_MAX]),
+            Column(">ROWS", "rows"),
+            Column(">BYTES", lambda key: bytes_text(key.bytes)),
+        )
         if keys:
-            shown = output.table(f"{title} KEY", ">ROWS", ">BYTES")
-            for key in keys:
-                text = printable_bytes(key.key)[:KEY_CHARS_MAX]
-                shown.add_row(output.escape(text), f"{key.rows:,}", output.bytes_text(key.bytes))
-            output.show(shown)
+            blocks.append(Rows(columns, keys))
+    return blocks

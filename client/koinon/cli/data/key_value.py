@@ -5,19 +5,30 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import DONE, NOT_FOUND, Session, command, duration_ms
+from koinon.cli.console.command import DONE, NOT_FOUND, Session, command, duration_ms
+from koinon.cli.console.reply import Reply
 from koinon.cli.console.units import INT64_MAX, UINT64_MAX
+from koinon.cli.data.reading import open_whole, read_whole
+from koinon.operate.json_form import IF_KNOWN, json_of
+from koinon.operate.wording import count
+from koinon.types import Entry
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.process.printable import flush, goes_to_terminal, printable_bytes, write_bytes
+from koinon_proto.process.printable import (
+    encodes,
+    flush,
+    goes_to_terminal,
+    printable_bytes,
+    write_bytes,
+)
 
+root = typer.Typer()
 PANEL = "Data"
 
 Key = Annotated[str, typer.Argument(help="The key, as text.")]
@@ -57,15 +68,17 @@ class Encoding:
         return os.fsencode(text)
 
 
-def _value(value: str | None, file: str | None, encoding: Encoding) -> bytes:
-    if (value is None) == (file is None):
-        raise typer.BadParameter("give either a VALUE or --value-file")
-    if file is None:
-        assert value is not None
-        return encoding.decode(value, "VALUE")
-    return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-
-
+@command(
+    root,
+    panel=PANEL,
+    keyed=True,
+    examples=[
+        "put greeting hello",
+        "put session:7 token --ttl 30m",
+        "put photo --value-file cat.jpg",
+        "put counter 1 --if-version 0     (only if it is new)",
+    ],
+)
 def put(
     session: Session,
     key: Key,
@@ -80,17 +93,30 @@ def put(
     ] = None,
     if_version: IfVersion = None,
     encoding: Encoding,
-) -> None:
+) -> Reply:
     """Write a record. When this returns, it is durable."""
-    data = _value(value, value_file, encoding)
+    if (value is None) == (value_file is None):
+        raise typer.BadParameter("give either a VALUE or --value-file")
     key_bytes = encoding.decode(key, "KEY")
+    data = b"" if value is None else encoding.decode(value, "VALUE")
     ttl_ms = duration_ms(ttl) if ttl else None
-    with session.connect() as client:
+    with ExitStack() as opened:
+        source = opened.enter_context(open_whole(value_file)) if value_file is not None else None
+        client = opened.enter_context(session.connect())
+        if source is not None:
+            limit = client.table().keyspaces.named(session.keyspace).max_value_bytes
+            data = read_whole(source, limit, field="--value-file", what="a value")
         version = client.put(key_bytes, data, ttl_ms=ttl_ms, if_version=if_version)
-    if session.json:
-        output.print_json({"key": output.json_bytes(key_bytes), "version": version})
+    done = f"the put was acknowledged (version {version}), but its result"
+    return Reply({"key": key_bytes, "version": version}, done=done)
 
 
+@command(
+    root,
+    panel=PANEL,
+    keyed=True,
+    examples=["get greeting", "get photo --raw > cat.jpg"],
+)
 def get(
     session: Session,
     key: Key,
@@ -102,24 +128,26 @@ def get(
         ),
     ] = False,
     encoding: Encoding,
-) -> int:
+) -> Reply | int:
     """Read a record. Exit code 1 if there is none."""
     key_bytes = encoding.decode(key, "KEY")
     with session.connect() as client:
         entry = client.get_entry(key_bytes)
     if entry is None:
-        if session.json:
-            output.print_json({"key": output.json_bytes(key_bytes), "found": False})
-        else:
-            output.problem(f"not found: {printable_bytes(key_bytes)}")
-        return NOT_FOUND
+        return _not_found(session, key_bytes)
     if session.json:
-        output.print_json({"found": True, **_entry_json(entry)})
-    elif raw:
+        return Reply({"found": True, **json_of(_answer(entry))})
+    if raw:
         _write_raw(entry.value)
     else:
         _print_value(entry.value, "--raw gives the exact bytes")
     return DONE
+
+
+def _not_found(session: Session, key: bytes, done: str = "") -> Reply:
+    if not session.json:
+        output.problem(f"not found: {printable_bytes(key)}")
+    return Reply({"key": key, "found": False}, code=NOT_FOUND, done=done)
 
 
 def _write_raw(value: bytes) -> None:
@@ -134,28 +162,34 @@ def _print_value(value: bytes, hint: str) -> None:
     """Text as it is (lines kept); anything else escaped, with a hint."""
     shown = "\n".join(printable_bytes(line) for line in value.split(b"\n"))
     output.write_line(shown, flush=True)
-    if shown.encode() != value:
+    if shown.encode() != value or not encodes(shown):
         output.note(f"(not plain text, shown with escapes; {hint})")
 
 
+@command(root, panel=PANEL, keyed=True, examples=["delete greeting"])
 def delete(
     session: Session,
     key: Key,
     *,
     if_version: IfVersion = None,
     encoding: Encoding,
-) -> int:
+) -> Reply:
     """Delete a record. Exit code 1 if there was none."""
     key_bytes = encoding.decode(key, "KEY")
     with session.connect() as client:
         found = client.delete(key_bytes, if_version=if_version)
-    if session.json:
-        output.print_json({"key": output.json_bytes(key_bytes), "found": found})
-    elif not found:
-        output.problem(f"not found: {printable_bytes(key_bytes)}")
-    return DONE if found else NOT_FOUND
+    done = "the record was deleted" if found else "there was no record to delete"
+    if not found:
+        return _not_found(session, key_bytes, f"{done}, but this result")
+    return Reply({"key": key_bytes, "found": True}, done=f"{done}, but this result")
 
 
+@command(
+    root,
+    panel=PANEL,
+    keyed=True,
+    examples=["scan --prefix session: --limit 10", "scan --json | jq .key"],
+)
 def scan(
     session: Session,
     *,
@@ -199,62 +233,34 @@ def scan(
                 _print_entry(entry, keys_only=keys_only, as_json=session.json)
         except KoinonError:
             flush()
-            output.note(f"the listing is incomplete: it breaks off after {_records(shown)}")
+            output.note(f"the listing is incomplete: it breaks off after {count(shown, 'record')}")
             raise
     if not session.json and goes_to_terminal(stderr=True):
-        output.note(_records(shown))
+        output.note(count(shown, "record"))
 
 
-def _records(number: int) -> str:
-    return output.count(number, "record")
+@dataclass(frozen=True, kw_only=True)
+class EntryAnswer:
+    """A record; ``value`` is left out where only keys were asked for."""
+
+    key: bytes
+    value: bytes | None = field(metadata=IF_KNOWN)
+    version: int
+    expires_at_ms: int | None
 
 
-def _print_entry(entry: Any, *, keys_only: bool, as_json: bool) -> None:
+def _answer(entry: Entry, *, keys_only: bool = False) -> EntryAnswer:
+    return EntryAnswer(
+        key=entry.key,
+        value=None if keys_only else entry.value,
+        version=entry.version,
+        expires_at_ms=entry.expires_at_ms,
+    )
+
+
+def _print_entry(entry: Entry, *, keys_only: bool, as_json: bool) -> None:
     if as_json:
-        row = _entry_json(entry)
-        if keys_only:
-            del row["value"]
-        output.write_line(output.json_text(row))
+        output.write_line(output.json_text(json_of(_answer(entry, keys_only=keys_only))))
         return
     value = "" if keys_only else f"\t{printable_bytes(entry.value)}"
     output.write_line(f"{printable_bytes(entry.key)}{value}")
-
-
-def _entry_json(entry: Any) -> dict[str, Any]:
-    return {
-        "key": output.json_bytes(entry.key),
-        "value": output.json_bytes(entry.value),
-        "version": entry.version,
-        "expires_at_ms": entry.expires_at_ms,
-    }
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    command(
-        app,
-        "put",
-        panel=PANEL,
-        keyed=True,
-        examples=[
-            "koinon put greeting hello",
-            "koinon put session:7 token --ttl 30m",
-            "koinon put photo --value-file cat.jpg",
-            "koinon put counter 1 --if-version 0     (only if it is new)",
-        ],
-    )(put)
-    command(
-        app,
-        "get",
-        panel=PANEL,
-        keyed=True,
-        examples=["koinon get greeting", "koinon get photo --raw > cat.jpg"],
-    )(get)
-    command(app, "delete", panel=PANEL, keyed=True, examples=["koinon delete greeting"])(delete)
-    command(
-        app,
-        "scan",
-        panel=PANEL,
-        keyed=True,
-        examples=["koinon scan --prefix session: --limit 10", "koinon scan --json | jq .key"],
-    )(scan)

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.progress import rows_and_rate, work_progress
-from koinon.cli.console.session import (
+from koinon.cli.console.command import (
     DONE,
     INTERRUPTED,
     UNAVAILABLE,
@@ -22,14 +21,20 @@ from koinon.cli.console.session import (
     fail,
     message_of,
 )
+from koinon.cli.console.progress_bar import rows_and_rate, work_progress
+from koinon.cli.console.reply import Block, Reply, Styled
 from koinon.cli.console.signals import Interrupt
-from koinon.cli.data.delimited import lines_of
-from koinon.cli.data.slabs import BadRow, Slab
-from koinon.cli.data.sources import DELIMITERS, format_of, open_source
 from koinon.cli.data.writing import DEFAULT_TIMEOUT_MS, EXAMPLES_MAX, Fates, SlabWriter
+from koinon.operate.json_form import IF_KNOWN
+from koinon.operate.wording import count, duration_text
+from koinon.sources.delimited import lines_of
+from koinon.sources.opening import DELIMITERS, format_of, open_source
+from koinon.sources.slabs import BadRow, Slab
 from koinon_proto.contract.errors import KoinonError
 
+root = typer.Typer()
 REPEATS_TRACKED_MAX = 1_000_000
+STANDARD_INPUT = Path("/dev/stdin")
 
 
 @dataclass(kw_only=True)
@@ -42,6 +47,11 @@ class Tally(Fates):
     repeats_complete: bool = True
     _seen: set[int] = field(default_factory=set)
     _bad: dict[int, tuple[Path, BadRow]] = field(default_factory=dict)  # by place in ``examples``
+
+    @property
+    def good(self) -> int:
+        """The rows that can be stored."""
+        return self.read - self.bad
 
     def note_bad(self, path: Path, rows: list[BadRow]) -> None:
         self.read += len(rows)
@@ -82,23 +92,64 @@ class Loader(SlabWriter):
     """Writes the slabs of files. Ends are in bytes of all files."""
 
     def __init__(
-        self, client: Any, tally: Tally, timeout_ms: int, advance: Callable[[int], None]
+        self,
+        client: Any,
+        tally: Tally,
+        timeout_ms: int,
+        advance: Callable[[int], None],
+        *,
+        dry_run: bool = False,
     ) -> None:
         super().__init__(client, tally, timeout_ms, advance)
         self._tally = tally
+        self._dry_run = dry_run
 
     def write(self, path: Path, slab: Slab, read_to: int) -> None:
-        """Count the slab's rows, and send the good ones."""
+        """Count the slab's rows, and send the good ones, unless it is a dry run."""
         self._tally.note_bad(path, slab.bad)
         self._tally.note_keys(slab.keys)
-        self.send(list(zip(slab.keys, slab.values, strict=True)), read_to)
+        if self._dry_run:
+            self._advance(read_to)
+        else:
+            self.send(list(zip(slab.keys, slab.values, strict=True)), read_to)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadAnswer:
+    """The rows of a load by their fates; ``keys_repeated`` None: not counted to the end."""
+
+    rows_read: int
+    rows_applied: int
+    rows_bad: int
+    rows_refused: int
+    rows_unknown: int
+    keys_repeated: int | None
+    examples: list[str]
+    dry_run: bool
+    interrupted: bool
+    seconds: float
+    error: str | None = field(metadata=IF_KNOWN)
+
+
+@command(
+    root,
+    panel="Data",
+    keyed=True,
+    examples=[
+        "load users.csv --key id",
+        "load a.parquet b.parquet --key id --value body",
+        "load events.jsonl.gz --key uuid --skip-bad",
+        "load users.csv --key id --dry-run",
+    ],
+)
 def load(
     session: Session,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE…", help="CSV, TSV, JSON lines or Parquet; .gz as well."),
+        typer.Argument(
+            metavar="FILE…",
+            help="CSV, TSV, JSON lines, Parquet; compressed .gz, .bz2, .zst; '-': standard input.",
+        ),
     ],
     *,
     key: Annotated[str, typer.Option("--key", help="The column that is the key.")],
@@ -115,7 +166,10 @@ def load(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Bad rows are counted, but are no failure.")
     ] = False,
-) -> int:
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and check all rows, and write none.")
+    ] = False,
+) -> Reply:
     """Write every row of the files. Of rows with the same key the last wins.
 
     Rows whose key is null, empty or too long, or whose value is too long, cannot be stored; the
@@ -125,16 +179,21 @@ def load(
     if file_format not in (None, "csv", "tsv", "jsonl", "parquet"):
         raise typer.BadParameter(f"--format {file_format}: csv, tsv, jsonl or parquet")
     formats = [format_of(path, file_format) for path in files]
+    files = [STANDARD_INPUT if str(path) == "-" else path for path in files]
     sizes = [path.stat().st_size for path in files]
     total, tally = sum(sizes), Tally()
+    timeout_ms = session.timeout_or(DEFAULT_TIMEOUT_MS)
     began = time.monotonic()
     with (
         session.connect() as client,
         Interrupt() as interrupt,
         work_progress(
-            session.json, "loading", total, rows_and_rate(lambda: tally.applied)
+            session.json,
+            "reading" if dry_run else "loading",
+            total,
+            rows_and_rate(lambda: tally.good if dry_run else tally.applied),
         ) as advance,
-        Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS), advance) as loader,
+        Loader(client, tally, timeout_ms, advance, dry_run=dry_run) as loader,
     ):
         limit = client.table().keyspaces.named(session.keyspace).max_value_bytes
         sources = (
@@ -146,13 +205,38 @@ def load(
     seconds = time.monotonic() - began
     for path, kind in zip(files, formats, strict=True):
         tally.name_lines(path, kind)
-    if failure is None or tally.read:
-        _summary(tally, seconds, failure, interrupted=interrupt.asked, as_json=session.json)
-        if failure is not None and session.json:
-            return fail(failure, debug=session.debug)
-    if failure is not None:
+    if failure is not None and not tally.read:
         raise failure
-    return _exit_code(tally, interrupted=interrupt.asked, skip_bad=skip_bad)
+    if failure is not None:
+        code = fail(failure, debug=session.debug)
+    else:
+        code = _exit_code(tally, interrupt.asked, skip_bad=skip_bad, dry_run=dry_run)
+    answer = _answer(tally, seconds, failure, dry_run=dry_run, interrupted=interrupt.asked)
+    blocks = _summary(answer, tally, seconds)
+    return Reply(answer, blocks, code=code, done=f"{tally.durable}, but the summary")
+
+
+def _answer(
+    tally: Tally,
+    seconds: float,
+    failure: KoinonError | OSError | None,
+    *,
+    dry_run: bool,
+    interrupted: bool,
+) -> LoadAnswer:
+    return LoadAnswer(
+        rows_read=tally.read,
+        rows_applied=tally.applied,
+        rows_bad=tally.bad,
+        rows_refused=tally.refused,
+        rows_unknown=tally.unknown,
+        keys_repeated=tally.repeats if tally.repeats_complete else None,
+        examples=tally.examples,
+        dry_run=dry_run,
+        interrupted=interrupted,
+        seconds=round(seconds, 3),
+        error=message_of(failure) if failure is not None else None,
+    )
 
 
 def _write_all(
@@ -173,13 +257,14 @@ def _write_all(
     return None
 
 
-def _exit_code(tally: Tally, *, interrupted: bool, skip_bad: bool) -> int:
+def _exit_code(tally: Tally, interrupted: bool, *, skip_bad: bool, dry_run: bool) -> int:
     if tally.refused or tally.unknown:
         return UNAVAILABLE
     if interrupted:
         return INTERRUPTED
-    if not tally.applied:
-        output.problem(f"no row was written: {_why_none(tally)}")
+    if not (tally.good if dry_run else tally.applied):
+        verb = "would be" if dry_run else "was"
+        output.problem(f"no row {verb} written: {_why_none(tally)}")
         return USAGE
     return USAGE if tally.bad and not skip_bad else DONE
 
@@ -198,67 +283,18 @@ def _next_slab(slabs: Iterator[Slab]) -> Slab | KoinonError | OSError | None:
         return error
 
 
-def _summary(
-    tally: Tally,
-    seconds: float,
-    failure: KoinonError | OSError | None,
-    *,
-    interrupted: bool,
-    as_json: bool,
-) -> None:
-    if as_json:
-        output.print_json(
-            {
-                "rows_read": tally.read,
-                "rows_applied": tally.applied,
-                "rows_bad": tally.bad,
-                "rows_refused": tally.refused,
-                "rows_unknown": tally.unknown,
-                "keys_repeated": tally.repeats if tally.repeats_complete else None,
-                "examples": tally.examples,
-                "interrupted": interrupted,
-                "seconds": round(seconds, 3),
-                **({"error": message_of(failure)} if failure is not None else {}),
-            }
-        )
-        return
-    printer = output.console()
-    if interrupted:
-        printer.print("[yellow]Interrupted.[/]")
-    rate = tally.applied / seconds if seconds else 0
-    printer.print(
-        f"[bold]{tally.applied:,}[/] {_rows(tally.applied)} written and durable "
-        f"in {output.duration_text(seconds)} ({rate:,.0f} rows/s)."
-    )
+def _summary(answer: LoadAnswer, tally: Tally, seconds: float) -> list[Block]:
+    blocks: list[Block] = [Styled("Interrupted.", "yellow")] if answer.interrupted else []
+    if answer.dry_run:
+        good = count(tally.good, "row")
+        blocks.append([Styled(good, "bold"), " would be written; nothing was written."])
+    else:
+        rate = tally.applied / seconds if seconds else 0
+        took = f" written and durable in {duration_text(seconds)} ({rate:,.0f} rows/s)."
+        blocks.append([Styled(count(tally.applied, "row"), "bold"), took])
     if tally.repeats:
         extent = "" if tally.repeats_complete else f" of the first {REPEATS_TRACKED_MAX:,} keys"
-        rows = output.count(tally.repeats, "row")
-        printer.print(f"{rows}{extent} repeated a key: the last one counts.")
-    for number, what in (
-        (tally.bad, f"bad {_rows(tally.bad)}, not written"),
-        (tally.refused, f"{_rows(tally.refused)} refused, not written"),
-        (tally.unknown, f"{_rows(tally.unknown)} of unknown fate: repeat the load"),
-    ):
-        if number:
-            printer.print(f"[red]{number:,} {what}[/]")
-    for example in tally.examples:
-        printer.print(f"  {example}", markup=False)
-
-
-def _rows(number: int) -> str:
-    return "row" if number == 1 else "rows"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "load",
-        panel="Data",
-        keyed=True,
-        examples=[
-            "koinon load users.csv --key id",
-            "koinon load a.parquet b.parquet --key id --value body",
-            "koinon load events.jsonl.gz --key uuid --skip-bad",
-        ],
-    )(load)
+        blocks.append(f"{count(tally.repeats, 'row')}{extent} repeated a key: the last one counts.")
+    if tally.bad:
+        blocks.append(Styled(f"{count(tally.bad, 'bad row')}, not written", "red"))
+    return [*blocks, *tally.unwritten("repeat the load")]

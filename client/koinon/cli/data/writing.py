@@ -7,6 +7,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from koinon.cli.console.reply import Block, Styled
+from koinon.operate.wording import count
 from koinon.types import Row, WriteResult
 from koinon_proto.process.printable import printable_bytes
 
@@ -25,6 +27,23 @@ class Fates:
     refused: int = 0
     unknown: int = 0
     examples: list[str] = field(default_factory=list)
+
+    @property
+    def durable(self) -> str:
+        """The rows that were written, in a clause."""
+        rows = count(self.applied, "row")
+        return f"{rows} {'was' if self.applied == 1 else 'were'} written and durable"
+
+    def unwritten(self, again: str) -> list[Block]:
+        """Return lines for the rows that were refused or lost, and for examples of bad ones."""
+        fates = (
+            (self.refused, "refused, not written"),
+            (self.unknown, f"of unknown fate: {again}"),
+        )
+        lines: list[Block] = [
+            Styled(f"{count(number, 'row')} {fate}", "red") for number, fate in fates if number
+        ]
+        return [*lines, *[f"  {example}" for example in self.examples]]
 
     def note_result(self, result: WriteResult) -> None:
         self.applied += result.applied

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import NOT_FOUND, USAGE, Session
+from koinon.cli.console.command import NOT_FOUND, USAGE, RefusedError, Session, command
+from koinon.cli.console.reply import Block, Column, Reply, Table, remark, show
 from koinon.cli.console.units import partition_ids
-from koinon.cli.operate.verify import ready_table
-from koinon.operate.health import ranges
-from koinon.operate.nodes import node_name
+from koinon.cli.operate.move_control import PANEL
+from koinon.operate.admin import Admin
+from koinon.operate.cluster_status import table_of
 from koinon.operate.replicas import Checksum, Replicas
+from koinon.operate.wording import bytes_text, count, node_name, ranges
 from koinon_proto.contract.cluster_errors import MembershipChangeError, UnknownNodeError
 from koinon_proto.contract.errors import UnknownFateError
 from koinon_proto.contract.table import (
@@ -23,12 +25,10 @@ from koinon_proto.contract.table import (
     OfflineReason,
     PartitionRow,
     PartitionStatus,
-    Table,
 )
+from koinon_proto.contract.table import Table as PartitionTable
 
-if TYPE_CHECKING:
-    from koinon.operate.admin import Admin
-
+app = typer.Typer()
 CLUSTER_TIMEOUT_MS = 10_000
 LOST, OFFLINE = "lost", "offline"
 WHO_HAS = "'koinon admin partitions' shows who has copies: start those nodes, or name one of them."
@@ -51,6 +51,32 @@ class Choice:
     """The number of copies whose node does not answer, by node."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Forced:
+    """A partition that another copy leads now."""
+
+    partition_id: int
+    primary: str
+    primary_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotForced:
+    """A partition that was passed over, and why."""
+
+    partition_id: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForceAnswer:
+    """The partitions that were forced, and those that were not."""
+
+    forced: list[Forced]
+    not_forced: list[NotForced]
+
+
+@command(app, panel=PANEL, examples=["admin force-primary 17 n2", "admin force-primary lost"])
 def force_primary(
     session: Session,
     partitions: Annotated[
@@ -79,7 +105,7 @@ def force_primary(
             "--even-if-empty", help="Though NODE's copy is not usable, and another is or may be."
         ),
     ] = False,
-) -> int | None:
+) -> Reply:
     """Let replicas lead offline partitions though they may lack acknowledged writes.
 
     The last resort, for when no in-sync copy comes back. What the chosen copy lacks is lost for
@@ -87,36 +113,36 @@ def force_primary(
     of the copies before it asks.
     """
     with session.admin(CLUSTER_TIMEOUT_MS) as admin:
-        table = ready_table(admin)
+        table = table_of(admin.status())
         rows = _rows(table, partitions)
         named = _number(table, node)
         if not rows:
             nothing = f"No partition is {partitions}: nothing has to be forced."
-            session.say(nothing, {"forced": [], "not_forced": []})
-            return None
+            return Reply(ForceAnswer(forced=[], not_forced=[]), nothing)
         with Replicas() as replicas:
             found, reasons = replicas.checksums(table, _asked(rows), positions_only=len(rows) > 1)
         choice = choose(rows, named, lambda n, p: found.get((n, p)))
         if partitions not in (LOST, OFFLINE) and choice.skipped:
             reason = "; ".join(dict.fromkeys(choice.skipped.values()))
-            return _refuse(session, f"{ranges(sorted(choice.skipped))}: {reason}", WHO_HAS)
+            raise _refused(f"{ranges(sorted(choice.skipped))}: {reason}", WHO_HAS)
         if not session.json:
-            if len(rows) == 1:
-                _print_copies(rows[0], table, found, reasons)
-            _print_choice(choice, table, len(rows))
+            with output.telling("nothing was changed: the choice of copies"):
+                if len(rows) == 1:
+                    show(*_copies_blocks(rows[0], table, found, reasons))
+                show(*_choice_blocks(choice, table, len(rows)))
         if choice.empty and not even_if_empty:
-            return _refuse_empty(session, choice, table)
+            raise _refused_empty(choice, table)
         if not choice.leaders:
-            return _refuse(session, "no copy is there that could lead", WHO_HAS)
-        if not accepted and (refused := _ask_for_loss(session, choice)) is not None:
-            return refused
-        return _carry_out(session, admin, table, choice)
+            raise _refused("no copy is there that could lead", WHO_HAS)
+        if not accepted:
+            _ask_for_loss(session, choice)
+        return _carry_out(admin, table, choice)
 
 
 # --- what to do ----------------------------------------------------------------------------------
 
 
-def _rows(table: Table, partitions: str) -> list[PartitionRow]:
+def _rows(table: PartitionTable, partitions: str) -> list[PartitionRow]:
     """Return the rows of the partitions named. Of those that are served by name, say so."""
     if partitions in (LOST, OFFLINE):
         offline = [row for row in table.used_rows if row.status is PartitionStatus.OFFLINE]
@@ -135,7 +161,7 @@ def _rows(table: Table, partitions: str) -> list[PartitionRow]:
     return rows
 
 
-def _number(table: Table, node: str | None) -> NodeNumber | None:
+def _number(table: PartitionTable, node: str | None) -> NodeNumber | None:
     if node is None:
         return None
     known = table.by_id.get(node)  # type: ignore[call-overload]
@@ -192,64 +218,74 @@ def choose(
 # --- showing it ----------------------------------------------------------------------------------
 
 
-def _print_copies(
+def _copies_blocks(
     row: PartitionRow,
-    table: Table,
+    table: PartitionTable,
     found: dict[tuple[int, int], Checksum],
     reasons: dict[int, str],
-) -> None:
-    """One partition: what each copy holds."""
+) -> list[Block]:
+    """Return what each copy of one partition holds."""
+
+    def copy_of(number: NodeNumber) -> Checksum | None:
+        return found.get((number, int(row.partition_id)))
+
+    def state(number: NodeNumber) -> str:
+        copy = copy_of(number)
+        if copy is None:
+            return f"unknown: {reasons.get(number, 'the node does not say')}"
+        return "usable" if copy.usable else "not usable"
+
+    def through(number: NodeNumber) -> str | None:
+        copy = copy_of(number)
+        if copy is None:
+            return None
+        epoch, sequence = copy.complete_through >> 40, copy.complete_through & ((1 << 40) - 1)
+        return f"epoch {epoch}, {sequence:,}"
+
+    columns = [
+        Column("NODE", lambda number: node_name(table, number)),
+        Column("IN SYNC", lambda number: "yes" if number in row.in_sync else "no"),
+        Column("COPY", state),
+        Column(">COMPLETE THROUGH", through),
+        Column(">RECORDS", lambda number: (copy := copy_of(number)) and copy.records),
+        Column(">BYTES", lambda number: (copy := copy_of(number)) and bytes_text(copy.bytes)),
+    ]
     reason = f" ({row.offline_reason.name.lower()})" if row.offline_reason else ""
-    output.console().print(
-        f"Partition {row.partition_id} is offline{reason}. Its replicas:", markup=False
-    )
-    shown = output.table("NODE", "IN SYNC", "COPY", ">COMPLETE THROUGH", ">RECORDS", ">BYTES")
-    for number in row.replicas:
-        copy = found.get((number, int(row.partition_id)))
-        usual = "yes" if number in row.in_sync else "no"
-        cells = ["", "", ""]
-        what = f"unknown: {reasons.get(number, 'the node does not say')}"
-        if copy is not None:
-            what = "usable" if copy.usable else "not usable"
-            through = copy.complete_through
-            through_text = f"epoch {through >> 40}, {through & ((1 << 40) - 1):,}"
-            cells = [through_text, f"{copy.records:,}", output.bytes_text(copy.bytes)]
-        shown.add_row(node_name(table, number), usual, output.escape(what), *cells)
-    output.show(shown)
+    return [
+        f"Partition {row.partition_id} is offline{reason}. Its replicas:",
+        Table(columns, row.replicas),
+    ]
 
 
-def _print_choice(choice: Choice, table: Table, offline: int) -> None:
-    """Print the choice, and what an operator should know before agreeing."""
-    printer = output.console()
+def _choice_blocks(choice: Choice, table: PartitionTable, offline: int) -> list[Block]:
+    """Return the choice, and what an operator should know before agreeing."""
+    blocks: list[Block] = []
     if offline > 1:
-        printer.print(f"{output.count(offline, 'partition')} are offline.", markup=False)
+        blocks.append(f"{count(offline, 'partition')} are offline.")
     for number, leads in sorted(Counter(choice.leaders.values()).items()):
-        printer.print(
-            f"  {node_name(table, number)} is to lead {output.count(leads, 'partition')}."
-        )
+        blocks.append(f"  {node_name(table, number)} is to lead {count(leads, 'partition')}.")
     for reason in dict.fromkeys(choice.skipped.values()):
         left_out = [p for p, why in choice.skipped.items() if why == reason]
-        printer.print(f"Left out: {ranges(left_out)}: {reason}.", markup=False)
+        blocks.append(f"Left out: {ranges(left_out)}: {reason}.")
     for number, more in sorted(choice.behind.items()):
-        printer.print(
-            f"[yellow]More complete:[/] {output.escape(node_name(table, number))}'s copies of "
-            f"{output.count(more, 'partition')}. Without NODE the most complete copy leads each."
-        )
+        copies = f"{node_name(table, number)}'s copies of {count(more, 'partition')}."
+        advice = "Without NODE the most complete copy leads each."
+        blocks.append(remark("More complete:", "yellow", f"{copies} {advice}"))
     for number, unknown in sorted(choice.silent.items()):
-        printer.print(
-            f"[yellow]Not known:[/] what {output.escape(node_name(table, number))} holds of "
-            f"{output.count(unknown, 'partition')}. Start it first: its copies may be the best."
-        )
+        held = f"what {node_name(table, number)} holds of {count(unknown, 'partition')}."
+        advice = "Start it first: its copies may be the best."
+        blocks.append(remark("Not known:", "yellow", f"{held} {advice}"))
+    return blocks
 
 
 # --- refusing and asking -------------------------------------------------------------------------
 
 
-def _refuse(session: Session, reason: str, advice: str, **more: Any) -> int:
-    return session.refuse(f"not carried out: {reason}", advice, **more)
+def _refused(reason: str, advice: str, better: Sequence[str] | None = None) -> RefusedError:
+    return RefusedError(f"not carried out: {reason}", advice, better=better)
 
 
-def _refuse_empty(session: Session, choice: Choice, table: Table) -> int:
+def _refused_empty(choice: Choice, table: PartitionTable) -> RefusedError:
     one = len(choice.empty) == 1
     them = f"partition {choice.empty[0]}" if one else f"partitions {ranges(choice.empty)}"
     copies = "copy of it is not usable" if one else "copies of them are not usable"
@@ -263,34 +299,33 @@ def _refuse_empty(session: Session, choice: Choice, table: Table) -> int:
             if n != number
         ),
     ]
-    advice = f"{'; '.join(better)}.\n  --even-if-empty does it all the same."
-    return _refuse(session, reason, advice, better=better)
+    return _refused(
+        reason, f"{'; '.join(better)}.\n  --even-if-empty does it all the same.", better
+    )
 
 
-def _ask_for_loss(session: Session, choice: Choice) -> int | None:
+def _ask_for_loss(session: Session, choice: Choice) -> None:
+    """Have a person type what is lost; raise unless that was typed."""
     if session.json or not output.somebody_is_there():
-        return _refuse(
-            session,
-            "nobody is there to ask",
-            "--yes-i-may-lose-writes carries it out without asking.",
+        raise _refused(
+            "nobody is there to ask", "--yes-i-may-lose-writes carries it out without asking."
         )
-    output.note("Acknowledged writes that the chosen copies lack are lost for good.")
-    count = len(choice.leaders)
-    expected, what = str(count), f"how many partitions that are ({count})"
-    if count == 1:
+    output.note("Acknowledged writes that the chosen copies lack would be lost for good.")
+    number = len(choice.leaders)
+    expected, what = str(number), f"how many partitions that are ({number})"
+    if number == 1:
         expected = str(next(iter(choice.leaders)))
         what = f"the partition's number ({expected})"
     typed = typer.prompt(f"To go on, type {what}", err=True)
-    if str(typed).strip() == expected:
-        return None
-    output.note("nothing was changed")
-    return NOT_FOUND
+    if str(typed).strip() != expected:
+        output.note("nothing was changed")
+        raise typer.Exit(NOT_FOUND)
 
 
 # --- carrying it out -----------------------------------------------------------------------------
 
 
-def _carry_out(session: Session, admin: Admin, table: Table, choice: Choice) -> int | None:
+def _carry_out(admin: Admin, table: PartitionTable, choice: Choice) -> Reply:
     """Elect them. One that has changed meanwhile is refused, and named."""
     wanted = {p: node_name(table, number) for p, number in choice.leaders.items()}
     try:
@@ -298,30 +333,29 @@ def _carry_out(session: Session, admin: Admin, table: Table, choice: Choice) -> 
     except UnknownFateError:
         output.note("run it again: partitions that are led by then are passed over")
         raise
-    forced = [(p, wanted[p], epoch) for p, epoch in epochs.items()]
-    answer = {
-        "forced": [
-            {"partition_id": partition_id, "primary": name, "primary_epoch": epoch}
-            for partition_id, name, epoch in forced
+    answer = ForceAnswer(
+        forced=[
+            Forced(partition_id=p, primary=wanted[p], primary_epoch=epoch)
+            for p, epoch in epochs.items()
         ],
-        "not_forced": [
-            {"partition_id": partition_id, "reason": reason}
-            for partition_id, reason in sorted((choice.skipped | refused).items())
+        not_forced=[
+            NotForced(partition_id=p, reason=reason)
+            for p, reason in sorted((choice.skipped | refused).items())
         ],
-    }
+    )
     for reason in dict.fromkeys(refused.values()):
         partitions = [p for p, why in refused.items() if why == reason]
         output.problem(f"not forced: {ranges(partitions)}: {reason}")
-    if forced or session.json:
-        session.say(_summary(forced), answer)
-    return None if forced else USAGE
+    if not answer.forced:
+        return Reply(answer, code=USAGE)
+    return Reply(answer, _summary(answer.forced))
 
 
-def _summary(forced: Sequence[tuple[int, str, int]]) -> str:
+def _summary(forced: Sequence[Forced]) -> str:
     if len(forced) == 1:
-        partition_id, name, epoch = forced[0]
-        led = f"{name} leads partition {partition_id} from epoch {epoch} on"
+        (one,) = forced
+        led = f"{one.primary} leads partition {one.partition_id} from epoch {one.primary_epoch} on"
         return f"{led}. Its other replicas follow it."
-    leads = Counter(name for _, name, _ in forced)
+    leads = Counter(one.primary for one in forced)
     words = ", ".join(f"{name} leads {number:,}" for name, number in sorted(leads.items()))
-    return f"{output.count(len(forced), 'partition')} forced: {words}. Their other replicas follow."
+    return f"{count(len(forced), 'partition')} forced: {words}. Their other replicas follow."

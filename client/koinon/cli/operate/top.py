@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -16,16 +17,31 @@ from rich.live import Live
 from rich.text import Text
 
 from koinon.cli.console import output
-from koinon.cli.console.session import DONE, Session, command
+from koinon.cli.console.command import DONE, Session, command
+from koinon.cli.console.reply import Table, rich_block
 from koinon.cli.console.terminal import Console
-from koinon.cli.operate import admin, bulk_loads, hot
-from koinon.operate.admin import ClusterStatus
-from koinon.operate.dashboard import NodeView, Observer, Overview, View, total
-from koinon.operate.hotspots import READ_BYTES, READS, WRITES, WRITTEN_BYTES, Columns, FollowerLag
+from koinon.cli.operate import loads
+from koinon.cli.operate.hot import HOTTEST
+from koinon.cli.operate.status import NODE_STATES, summary_line
+from koinon.operate.cluster_status import ClusterStatus
+from koinon.operate.json_form import json_of
+from koinon.operate.judge.answers import partition_counts
+from koinon.operate.judge.dashboard import NodeView, Observer, Overview, View, top_answer, total
+from koinon.operate.judge.heat import hot_partition
+from koinon.operate.judge.hotspots import (
+    READ_BYTES,
+    READS,
+    WRITES,
+    WRITTEN_BYTES,
+    Columns,
+    FollowerLag,
+)
+from koinon.operate.wording import bytes_text, count, duration_text, rate_text
 from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.contract.table import NodeStatus
 from koinon_proto.process.printable import flush, goes_to_terminal
 
+root = typer.Typer()
 CLUSTER_TIMEOUT_MS = 1_500
 NODE_TIMEOUT_S = 1.0
 HOT_SHOWN = 10
@@ -64,6 +80,11 @@ Wait = Callable[[float], bool]
 """Waits so many seconds; whether somebody wants to end."""
 
 
+@command(
+    root,
+    panel="The cluster",
+    examples=["top", "top --interval 5 --json >> top.jsonl", "top --once"],
+)
 def top(
     session: Session,
     *,
@@ -73,7 +94,7 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="Show one moment and end; its rates are of one interval.")
     ] = False,
-) -> int | None:
+) -> int:
     """A live view: nodes and what they do, coordinators, moves, loads, the hottest partitions.
 
     Ends with q or Ctrl-C. Where standard output is no terminal, one moment after the other is
@@ -107,7 +128,9 @@ def _shown(session: Session, once: bool) -> Iterator[tuple[Callable[[View, bool]
             if not whole:
                 return
             if session.json:
-                output.print_json(view_json(view))
+                output.print_json(
+                    json_of(top_answer(view, hottest_max=HOT_SHOWN, events_max=EVENTS_SHOWN))
+                )
             else:
                 printer = output.console()
                 printer.print(picture(view, printer))
@@ -174,7 +197,7 @@ def picture(view: View, printer: Console, height: int | None = None) -> Group:
     shown = output.fitted(printer, nodes_table(nodes, view), NODE_COLUMNS_EXPENDABLE)
     lines += [Text(), shown]
     if left_out:
-        lines.append(Text(f"… and {output.count(left_out, 'more node')}", style="dim"))
+        lines.append(Text(f"… and {count(left_out, 'more node')}", style="dim"))
     lines += [Text(), *below]
     if left is not None:
         left -= len(nodes) + bool(left_out)
@@ -193,10 +216,8 @@ def _trouble(node: NodeView) -> tuple[bool, float]:
 
 
 def _summary(view: View) -> Text:
-    text = Text(view.summary)
-    head = "All is well." if view.ok else "Attention:"
-    text.stylize("bold green" if view.ok else "bold red", 0, len(head))
-    return text
+    summary: Text = rich_block(summary_line(view.summary))
+    return summary
 
 
 def _totals(view: View) -> Text:
@@ -206,7 +227,7 @@ def _totals(view: View) -> Text:
     columns = total(view.nodes)
     return Text(
         f"{clock}  {columns[READS]:,.0f} reads/s, {columns[WRITES]:,.0f} writes/s, "
-        f"{output.bytes_text(_bytes(columns))}/s"
+        f"{bytes_text(_bytes(columns))}/s"
     )
 
 
@@ -225,19 +246,19 @@ def nodes_table(nodes: Sequence[NodeView], view: View) -> Any:
 
 
 def _node_cells(node: NodeView, status: ClusterStatus | None) -> list[str]:
-    word = admin.NODE_WORDS.get(node.info.status, node.info.status.name.lower())
-    state = f"[{admin.NODE_COLORS[node.info.status]}]{word}[/]"
+    word, style = NODE_STATES[node.info.status]
+    state = f"[{style}]{word}[/]"
     if node.silent and node.info.status is not NodeStatus.FENCED:
         state = "[red]silent[/]"
     cells = [output.escape(node.info.node_id), state, f"{node.primaries:,}", f"{node.replicas:,}"]
     if node.rates is None:
         cells += ["-", "-", "-"]
     else:
-        cells += [hot.rate_text(node.rates[READS]), hot.rate_text(node.rates[WRITES])]
-        cells.append(output.bytes_text(_bytes(node.rates)))
+        cells += [rate_text(node.rates[READS]), rate_text(node.rates[WRITES])]
+        cells.append(bytes_text(_bytes(node.rates)))
     used, heard = node.used_share, node.heard_ms_ago
     color = "red" if used >= FULL_RED else "yellow" if used >= FULL_YELLOW else ""
-    filled = f"{used:.0%}" if used >= 0.01 else output.bytes_text(node.used_bytes)
+    filled = f"{used:.0%}" if used >= 0.01 else bytes_text(node.used_bytes)
     cells.append("-" if heard is None else f"[{color}]{filled}[/]" if color else filled)
     cells += _lag_cells(node.lag)
     late = status is not None and heard is not None and heard > max(500, status.lease_ms)
@@ -248,7 +269,7 @@ def _node_cells(node: NodeView, status: ClusterStatus | None) -> list[str]:
 def _lag_cells(lag: FollowerLag | None) -> list[str]:
     if lag is None:
         return ["-", "-"]
-    age = output.duration_text(lag.oldest_s) if lag.records else "0 ms"
+    age = duration_text(lag.oldest_s) if lag.records else "0 ms"
     return [f"[yellow]{age}[/]" if lag.oldest_s >= LAG_YELLOW_S else age, f"{lag.records:,}"]
 
 
@@ -258,7 +279,7 @@ def _lines(view: View) -> Iterator[Text]:
     yield _coordinators_line(view, status)
     yield _labelled("partitions", *_partitions_text(view))
     yield _labelled("moves", _moves_text(view), view.moves is not None)
-    loading = bulk_loads.line(view.loads) if view.loads else "none"
+    loading = loads.line(view.loads) if view.loads else "none"
     yield _labelled("loads", loading, bool(view.loads))
 
 
@@ -285,7 +306,7 @@ def _coordinators_line(view: View, status: ClusterStatus) -> Text:
 
 
 def _partitions_text(view: View) -> tuple[str, bool]:
-    counts = admin.partitions_json(view.table)
+    counts = asdict(partition_counts(view.table))
     words = [f"{counts[name]:,} {word}" for name, word in _PARTITION_WORDS.items() if counts[name]]
     changes = f"changes of primary: {view.primary_changes:,}"
     return f"{', '.join(words)}; {changes}", True
@@ -299,11 +320,11 @@ def _moves_text(view: View) -> str:
     if moves.turned_back:
         text += f", {moves.turned_back:,} turned back or dropped"
     if moves.bytes_per_second:
-        text += f"; {output.bytes_text(moves.bytes_per_second)}/s"
+        text += f"; {bytes_text(moves.bytes_per_second)}/s"
     if moves.paused:
         return f"{text}; paused"
     if moves.seconds_left:
-        text += f", {output.duration_text(moves.seconds_left)} left"
+        text += f", {duration_text(moves.seconds_left)} left"
     return text
 
 
@@ -324,8 +345,9 @@ def _hottest_and_events(view: View, printer: Console, left: int | None) -> list[
     if not view.hottest:
         waits = "no rows go by" if view.rates is not None else "…"
         return [*lines, Text(), Text(f"hottest partitions: {waits}", style="dim")]
-    found = hot.partitions_table(view.hottest[:most], view.table)
-    return [*lines, Text(), output.fitted(printer, found, HOT_COLUMNS_EXPENDABLE)]
+    found = [hot_partition(one, view.table) for one in view.hottest[:most]]
+    shown = rich_block(Table(HOTTEST, found))
+    return [*lines, Text(), output.fitted(printer, shown, HOT_COLUMNS_EXPENDABLE)]
 
 
 def _bytes(columns: Columns) -> float:
@@ -334,79 +356,3 @@ def _bytes(columns: Columns) -> float:
 
 def _rows(columns: Columns | None) -> float:
     return 0.0 if columns is None else float(columns[READS] + columns[WRITES])
-
-
-# --- for programs --------------------------------------------------------------------------------
-
-
-def view_json(view: View) -> dict[str, Any]:
-    """The stable form of a moment."""
-    status, table = view.status, view.table
-    return {
-        "at_ms": int(view.unix_s * 1000),
-        "ok": view.ok,
-        "summary": view.summary,
-        "total": hot.rates_json(total(view.nodes)),
-        "partitions": admin.partitions_json(table),
-        "nodes": [_node_json(node) for node in view.nodes],
-        "coordinators": admin.coordinators_json(status) if status is not None else [],
-        "leader_id": status.leader_id or None if status is not None and not view.failure else None,
-        "term": status.term if status is not None else 0,
-        "leader_changes_seen": view.leader_changes,
-        "primary_changes_seen": view.primary_changes,
-        "moves": _moves_json(view),
-        "loads": [bulk_loads.load_json(load) for load in view.loads],
-        "hottest": [
-            hot.partition_json(one, table) for one in view.hottest[:HOT_SHOWN] if table is not None
-        ],
-        "events": [
-            {"at_ms": int(at * 1000), "what": what} for at, what in view.events[-EVENTS_SHOWN:]
-        ],
-    }
-
-
-def _node_json(node: NodeView) -> dict[str, Any]:
-    return {
-        "id": node.info.node_id,
-        "status": node.info.status.name.lower(),
-        "primaries": node.primaries,
-        "replicas": node.replicas,
-        **({} if node.rates is None else hot.rates_json(node.rates)),
-        "used_bytes": node.used_bytes,
-        "used_share": round(node.used_share, 4),
-        "lag_records": None if node.lag is None else node.lag.records,
-        "lag_ms": None if node.lag is None else round(node.lag.oldest_s * 1000),
-        "heard_ms_ago": node.heard_ms_ago,
-        "silent": node.silent or None,
-    }
-
-
-def _moves_json(view: View) -> dict[str, Any] | None:
-    moves = view.moves
-    if moves is None:
-        return None
-    return {
-        "running": moves.running,
-        "queued": moves.queued,
-        "done": moves.done,
-        "turned_back": moves.turned_back,
-        "paused": moves.paused,
-        "bytes": moves.whole.bytes,
-        "bytes_total": moves.whole.bytes_total,
-        "bytes_per_second": _rounded(moves.bytes_per_second, 0),
-        "seconds_left": _rounded(moves.seconds_left, 1),
-    }
-
-
-def _rounded(number: float | None, digits: int) -> float | None:
-    return None if number is None else round(number, digits or None)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    command(
-        app,
-        "top",
-        panel="The cluster",
-        examples=["koinon top", "koinon top --interval 5 --json >> top.jsonl", "koinon top --once"],
-    )(top)

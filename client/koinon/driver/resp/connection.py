@@ -17,11 +17,18 @@ import hiredis
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
 from koinon.core.exchange import PendingMessage
+from koinon.core.node_clock import NodeClock, of_welcome
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
-from koinon.driver.resp.errors import error_of
-from koinon_proto.contract.errors import ClientClosedError, KoinonError, UnknownFateError
+from koinon.driver.resets import reset_at_close
+from koinon.driver.resp.replies import error_of
+from koinon_proto.contract.errors import (
+    ClientClosedError,
+    DeadlinePassedError,
+    KoinonError,
+    UnknownFateError,
+)
 
 IN_FLIGHT_MAX = 1_000
 """Operations that may be sent and not answered. Others wait: they can still go elsewhere."""
@@ -52,7 +59,7 @@ class Operations(Protocol[E]):
 
 
 class Owner(Protocol):
-    """Makes connections, and hears what becomes of them."""
+    """The owner of connections; the connections report to it."""
 
     def on_leaving(self) -> None:
         """The node is about to stop."""
@@ -81,6 +88,9 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         self._retired = False  # nothing is sent any more; ends with the last reply
         self._silent_since = 0.0  # while some wait: when the first was sent, or bytes arrived
         self.last_request: RequestId | None = None  # of the operation that was sent last
+        self._is_behind = False  # a write was refused as late which was not: the clocks differ
+        self._asked_at = 0.0  # when the first command, KOINON.HELLO, was sent
+        self._clock: NodeClock | None = None  # the node's, once it has let this client in
         self.opened: asyncio.Future[bool] = self._loop.create_future()
         """Ends with the answer whether the node has let this client in."""
         self.lost = asyncio.Event()
@@ -90,6 +100,13 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
     def alive(self) -> bool:
         """True while operations may be added."""
         return self._transport is not None and not self._retired
+
+    def is_outdated(self) -> bool:
+        """Return whether a new connection should take this one's place: the node's clock is not
+        known well enough any more.
+        """
+        clock = self._clock
+        return clock is not None and (self._is_behind or clock.is_old(self._operations.now()))
 
     @property
     def load(self) -> int:
@@ -152,14 +169,13 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         out: list[bytes] = []
         while queue and room > 0 and size < _WRITE_BYTES:
             single = queue.popleft()
-            if single.done:
+            if not single.begin_attempt():
                 continue
             request = single.request
             if request is None:
                 request = single.request = RequestId()
-            out += resp.command(single, table_version, request.next_call())
+            out += resp.command(single, table_version, request.next_call(), self._clock)
             size += len(single.value)
-            single.sent = True
             single.sent_at, single.revision = now, routing.revision
             waiting.append(single)
             room -= 1
@@ -182,6 +198,8 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        reset_at_close(transport.get_extra_info("socket"))
+        self._asked_at = self._operations.now()
         self._transport.write(self._hello)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
@@ -217,17 +235,18 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
             elif not waiting:
                 raise ValueError("a reply to nothing")
             elif kind is hiredis.ReplyError:
-                error = error_of(str(reply), waiting[0])  # it may raise, so the place is kept
+                error = error_of(str(reply))  # it may raise, so the place is kept
+                if isinstance(error, DeadlinePassedError) and not waiting[0].done:
+                    self._is_behind = True
                 failed.append((waiting.popleft(), error))
             else:
                 result = result_of(waiting[0], reply)
-                single = waiting.popleft()
-                if not single.done:
-                    single.succeed(result)
+                waiting.popleft().succeed(result)
 
     def _let_in(self, reply: Any) -> None:
         if type(reply) is not bytes:
             raise ValueError(f"no welcome: {reply}")
+        self._clock = of_welcome(reply, self._asked_at)
         self.opened.set_result(True)
 
     def _settle(self, failed: list[tuple[E, KoinonError]]) -> None:
@@ -237,13 +256,26 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
     # --- the end --------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Send nothing more, and end once all that was sent is answered."""
+        """Send nothing more, and end once all that was sent is answered, or has had its time: what
+        the kernel holds of it then never arrives.
+        """
         if self._retired:
             return
         self._retired = True
         self._operations.send_again(self.take_queued())
         if not self._waiting:
             self._end()
+            return
+        last = max(single.deadline for single in self._waiting)
+        self._loop.call_later(max(0.0, last - self._operations.now()), self._cut_if_open)
+
+    def waits_for(self, single: E) -> bool:
+        """Return whether the operation was sent here and is not answered."""
+        return single in self._waiting
+
+    def _cut_if_open(self) -> None:
+        if self._transport is not None:
+            self.lose(f"{self._address}: no answer in time")
 
     def _end(self) -> None:
         transport, self._transport = self._transport, None
@@ -253,7 +285,9 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
             transport.close()
 
     def lose(self, reason: str) -> None:
-        """Give up what was sent: its fate is unknown. What was not goes another way."""
+        """Cut the connection: operations that were sent end with an unknown fate, queued ones are
+        sent another way.
+        """
         self.close()
         unknown: list[tuple[E, KoinonError]] = [
             (single, UnknownFateError(reason=reason)) for single in self._waiting if not single.done

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
 from koinon.core.exchange import Command, PendingMessage
-from koinon.driver.channels import CONNECT_S_MAX
+from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.connection import Connection, Operations
-from koinon.driver.resp.messages import MessageRequests
 from koinon.driver.resp.pool import Pool, Pools
+from koinon.driver.rpc.channels import CONNECT_S_MAX
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.security.names import ANY_SERVER
 from koinon_proto.security.transport import PLAIN, Dialing
 
@@ -34,27 +37,67 @@ PAGE_LANES = range(10, 42)
 """Each has one page under way. What is asked for beyond these goes over gRPC."""
 
 
+class MessageRequests:
+    """The messages that wait for a reply of one node. A message is one attempt: the scan or the
+    operation that made it decides about the next. ``operations`` give the clock and the table.
+    """
+
+    def __init__(self, operations: Operations[PendingOperation]) -> None:
+        self.now: Callable[[], float] = operations.now
+        self.routing: Callable[[], Routing] = operations.routing
+        self.watch_answers = operations.watch_answers
+        self._live: set[PendingMessage] = set()
+
+    def begin(self, message: PendingMessage) -> None:
+        self._live.add(message)
+
+    def end(self, message: PendingMessage) -> None:
+        """Give an attempt up: a reply is dropped when it comes."""
+        message.done = True
+        self._live.discard(message)
+
+    def send_again(self, singles: Sequence[PendingMessage]) -> None:
+        for message in singles:
+            message.end(None)
+
+    def settle_failed(self, failed: list[tuple[PendingMessage, KoinonError]]) -> None:
+        for message, error in failed:
+            message.end(error)
+
+    def close(self, reason: str) -> None:
+        """End every attempt."""
+        for message in list(self._live):
+            message.end(UnknownFateError(reason=reason))
+
+
+@dataclass(frozen=True, slots=True)
+class RespPlace:
+    """A node's listener, for the operations of one client in one keyspace."""
+
+    address: str
+    """The node's own, by which the table knows it."""
+    listener: str
+    """The address at which it speaks RESP."""
+    cluster_id: str
+    keyspace_id: int
+
+
 class RespLink:
-    """Belongs to one event loop. ``address`` is the node's own, ``listener`` where it speaks RESP;
-    all operations are in one keyspace. ``pools`` get one for both while a connection of the loop's
-    stands, if there are any.
+    """Belongs to one event loop. ``pools``, if there are any, get a pool for this place while a
+    connection of the loop's stands.
     """
 
     def __init__(
         self,
-        address: str,
-        listener: str,
-        cluster_id: str,
-        keyspace_id: int,
+        place: RespPlace,
         operations: Operations[PendingOperation],
         pools: Pools | None,
         dialing: Dialing = PLAIN,
     ) -> None:
         self._dialing = dialing
-        self.address = address
-        self._listener = listener
-        self._keyspace_id = keyspace_id
-        self._hello = resp.hello(cluster_id, keyspace_id, dialing.token)
+        self._place = place
+        self.address = place.address
+        self._hello = resp.hello(place.cluster_id, place.keyspace_id, dialing.token)
         self._operations = operations
         self._messages = MessageRequests(operations)
         self._pools = pools
@@ -77,10 +120,10 @@ class RespLink:
         return self._add(single, single.write)
 
     async def ask(self, message: PendingMessage, timeout_s: float) -> bool:
-        """Send a message, and wait for what that comes to; return False if it is to go over gRPC.
-        A caller that is cancelled leaves the reply to be dropped.
+        """Send a message, and wait for its reply or error; return False if it was not sent, and is
+        to go over gRPC. If the caller is cancelled, the reply is dropped when it comes.
         """
-        lane = None if message.command in self._messages.unknown else self._lane_for(message)
+        lane = self._lane_for(message)
         if lane is None:
             return False
         ended = asyncio.Event()
@@ -115,6 +158,9 @@ class RespLink:
 
     def _add(self, single: PendingOperation | PendingMessage, lane: int) -> bool:
         connection = self._open.get(lane)
+        if connection is not None and connection.alive and connection.is_outdated():
+            self._replace(lane, connection)
+            connection = None
         if connection is not None and connection.alive:
             connection.add(single)
             return True
@@ -147,7 +193,7 @@ class RespLink:
         connection = Connection(self.address, self._hello, self, operations)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                await self._dialing.connect(lambda: connection, self._listener, ANY_SERVER)
+                await self._dialing.connect(lambda: connection, self._place.listener, ANY_SERVER)
                 await connection.opened
         except (OSError, TimeoutError, ValueError):  # the last: what the table names is no address
             connection.close()
@@ -165,7 +211,7 @@ class RespLink:
         self._open[lane] = connection
         if self._pools is not None and self._pool is None:
             self._pool = self._pools.open(
-                self.address, self._keyspace_id, connection.peer, self._hello
+                self.address, self._place.keyspace_id, connection.peer, self._hello
             )
         for single in self._queued.pop(lane, ()):
             if not single.done:
@@ -218,7 +264,6 @@ class RespLink:
         retired = list(self._open.values())
         self._open.clear()
         self._ending.update(retired)
-        self._messages.unknown.clear()  # another build may start there
         self._end_pool()
         for connection in retired:
             connection.retire()
@@ -253,6 +298,20 @@ class RespLink:
 
     # --- answers that do not come -----------------------------------------------------------------
 
+    def end_where_unanswered(self, single: PendingOperation) -> None:
+        """A write has had its time. Its connection takes no more, and ends with what waits there:
+        else the write could arrive whenever the network comes back.
+        """
+        connection = self._open.get(single.write)
+        if connection is not None and connection.waits_for(single):
+            self._replace(single.write, connection)
+
+    def _replace(self, lane: int, connection: Connection[Any]) -> None:
+        """Send nothing more on this connection: another is opened for what comes."""
+        del self._open[lane]  # so that its end is not taken for that of the node
+        self._ending.add(connection)
+        connection.retire()
+
     @property
     def silence_s(self) -> float:
         """For how long the node has answered none of the operations that wait for it."""
@@ -277,12 +336,11 @@ class RespLink:
         """Give up reads and pages that were sent so long ago that they should be asked for again. A
         message takes only its own lane with it: a scan may be slow at a node that answers all else.
         """
-        for lane, connection in list(self._open.items()):
-            if not connection.overdue():
-                continue
-            if _brings_messages(lane):
-                del self._open[lane]  # so that its end is not taken for that of the node
-                self._ending.add(connection)
+        overdue = {lane: one for lane, one in self._open.items() if one.overdue()}
+        for lane in filter(_brings_messages, overdue):
+            # So that its end is not taken for that of the node.
+            self._ending.add(self._open.pop(lane))
+        for connection in overdue.values():  # from here on operations may come back to this link
             connection.lose(f"{self.address}: no answer in time")
 
 

@@ -25,12 +25,14 @@ import hiredis
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
 from koinon.core.exchange import PendingMessage
+from koinon.core.node_clock import NodeClock, of_welcome
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
-from koinon.driver.resp.errors import error_of
+from koinon.driver.resets import reset_at_close
+from koinon.driver.resp.replies import error_of
 from koinon.driver.resp.tls import TlsSocket
-from koinon_proto.contract.errors import KoinonError, UnknownFateError
+from koinon_proto.contract.errors import DeadlinePassedError, KoinonError, UnknownFateError
 from koinon_proto.security.names import ANY_SERVER
 from koinon_proto.security.transport import PLAIN, Dialing
 
@@ -42,6 +44,7 @@ _CONNECT_S_MAX = 0.25
 _LEAST_S = 0.05  # what is left of a deadline; with less the engine is asked
 _RECEIVE_BYTES = 16 * 1024
 _RECEIVE_BYTES_MORE = 256 * 1024  # once a reply is known to be large
+_FORGOTTEN_S = 1.0  # after the deadline of a socket's operation: no thread is at it any more
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
@@ -100,19 +103,22 @@ class Pool:
         self._peer = peer
         self._hello = hello
         self.on_late = on_late  # from any thread: an answer is late
-        # Idle sockets, the one used last at the right end, and None for each that may be opened.
-        # What is neither is in use, by the thread that has taken it.
-        self._places: deque[Socket | None] = deque([None] * sockets_max)
+        self._idle: deque[Socket] = deque()  # the one used last at the right end
         self._sockets_max = sockets_max
-        self.sockets: set[Socket] = set()  # that are open, idle and in use
+        self.sockets: set[Socket] = set()
+        """Those that are open: idle, or in use by the thread that has taken it, or left behind by
+        a thread that a signal handler has interrupted (``_close_forgotten``).
+        """
+        self._opening = (
+            threading.RLock()
+        )  # a signal handler of the thread that has it may call, too
         self._ended = False
-        self.answers_pages = True  # until the node says that its build does not know the command
         self.cut_because = ""  # why the sockets in use were cut, if they were
 
     @property
     def in_use(self) -> int:
         """Operations under way here."""
-        return len(self.sockets) if self._ended else self._sockets_max - len(self._places)
+        return max(0, len(self.sockets) - len(self._idle))
 
     @property
     def silence_s(self) -> float:
@@ -134,37 +140,59 @@ class Pool:
         left_s = single.deadline - time.monotonic()
         if left_s < _LEAST_S:
             return None
-        try:
-            held = self._places.pop()
-        except IndexError:
-            return None
         usable = False
+        held = self._take()
         try:
             if held is None:
                 held = self._open(min(_CONNECT_S_MAX, left_s / 2))
                 if held is None:
                     return None
-            elif held.readable():  # the node leaves, or is gone
+            elif held.readable() or held.is_outdated():  # the node leaves, or is gone
                 return None
+            held.used_until = single.deadline
             error = held.exchange(single, routing, left_s)
             usable = held.usable
             return error
         finally:
-            if usable:
-                self._places.append(held)
+            if usable and held is not None:
+                self._idle.append(held)
                 if self._ended:
                     self._close_idle()
-            else:
-                if held is not None:
-                    self.sockets.discard(held)
-                    held.close()
-                self._places.appendleft(None)
+            elif held is not None:
+                self.sockets.discard(held)
+                held.close()
+
+    def _take(self) -> Socket | None:
+        """Return an idle socket, or None: one may be opened."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _has_room(self) -> bool:
+        """Return whether one more socket may be opened."""
+        if len(self.sockets) >= self._sockets_max:
+            self._close_forgotten()
+        return len(self.sockets) < self._sockets_max
+
+    def _close_forgotten(self) -> None:
+        """Close the sockets that are not idle and whose operations must have ended long ago: their
+        threads were interrupted before they could give them back.
+        """
+        before, idle = time.monotonic() - _FORGOTTEN_S, set(self._idle)
+        for one in list(self.sockets):
+            if one not in idle and one.used_until < before:
+                self.sockets.discard(one)
+                one.close()
 
     def _open(self, timeout_s: float) -> Socket | None:
         if self._ended:
             return None
-        opened = Socket(self._address, self, self._peer[0])
-        self.sockets.add(opened)
+        with self._opening:
+            if not self._has_room():
+                return None
+            opened = Socket(self._address, self, self._peer[0])
+            self.sockets.add(opened)
         stands = False
         try:
             stands = not self._ended and opened.connect(self._peer[1], self._hello, timeout_s)
@@ -191,10 +219,9 @@ class Pool:
     def _close_idle(self) -> None:
         with suppress(IndexError):
             while True:
-                idle = self._places.pop()
-                if idle is not None:
-                    self.sockets.discard(idle)
-                    idle.close()
+                idle = self._idle.pop()
+                self.sockets.discard(idle)
+                idle.close()
 
 
 class Socket:
@@ -202,12 +229,16 @@ class Socket:
 
     def __init__(self, address: str, pool: Pool, family: int) -> None:
         self.usable = False  # after an exchange: the next may follow
+        self.used_until = (
+            time.monotonic()
+        )  # the deadline of the operation that it was used for last
         self.late_since = 0.0  # while an answer is late: when it was asked for (``time.monotonic``)
         self.request: RequestId | None = None  # of the operation that was sent last
         self._address = address
         self._pool = pool
         self._slice_s = 0.0  # after which its system calls end
         self._pushed = False  # the node has said that it leaves
+        self._clock: NodeClock | None = None  # the node's, once it has let this client in
         self._reader = hiredis.Reader()
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._wire: socket.socket | TlsSocket = self._socket  # what commands and replies go by
@@ -222,6 +253,7 @@ class Socket:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            reset_at_close(sock)
             for option, value in _KEEPALIVE.items():
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
             self._wait_at_most(timeout_s)
@@ -229,13 +261,21 @@ class Socket:
             if (context := self._pool.dialing.context()) is not None:
                 self._wire = TlsSocket(sock, context, ANY_SERVER)
                 self._wire.handshake()
+            asked_at = time.monotonic()
             self._wire.send(hello)
             self._reader.feed(self._wire.recv(_RECEIVE_BYTES))
             welcome = self._reader.gets()
             self._wait_at_most(_SLICE_S)
         except (OSError, hiredis.ProtocolError):
             return False
-        return type(welcome) is bytes and not self._reader.has_data()
+        if type(welcome) is not bytes or self._reader.has_data():
+            return False
+        self._clock = of_welcome(welcome, asked_at)
+        return True
+
+    def is_outdated(self) -> bool:
+        """Return whether the node's clock is not known well enough any more."""
+        return self._clock is not None and self._clock.is_old(time.monotonic())
 
     def readable(self) -> bool:
         """Return whether there is something to read, or an end, before anything was asked."""
@@ -251,7 +291,9 @@ class Socket:
         if request is None:
             request = single.request = RequestId()
         self.request = request
-        buffers = resp.command(single, routing.table.table_version, request.next_call())
+        buffers = resp.command(
+            single, routing.table.table_version, request.next_call(), self._clock
+        )
         sock = self._wire
         try:
             self._wait_at_most(min(_SLICE_S, left_s))
@@ -264,8 +306,9 @@ class Socket:
                 self._send_rest(single, memoryview(b"".join(buffers))[sent:])
             reply = self._receive(single)
             if type(reply) is hiredis.ReplyError:
-                error = error_of(str(reply), single)
-                self.usable = not self._leaves()
+                error = error_of(str(reply))
+                # One that is refused as late and is not: the two clocks have come apart.
+                self.usable = not (self._leaves() or isinstance(error, DeadlinePassedError))
                 return error
             single.result = resp.result_of(single, reply)
         except _OverdueError:

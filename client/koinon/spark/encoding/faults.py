@@ -1,9 +1,9 @@
 """Rows that cannot be stored: found column-wise, and then refused or set aside.
 
-Each bad row has one fault, the first of: a null key, an empty or over-long one, one outside the
-prefix that is being overwritten, a null value, an over-long one, a string within a whole row that
-is not valid UTF-8 (Spark allows any bytes), which no JSON or MessagePack may hold, a time to live
-that is none. Of rows that delete their keys only the keys count.
+Each bad row has one fault, the first of: it could not be read, a null key, an empty or over-long
+one, one outside the prefix that is being overwritten, a null value, an over-long one, a string
+within a whole row that is not valid UTF-8 (Spark allows any bytes), which no JSON or MessagePack
+may hold, a time to live that is none. Of rows that delete their keys only the keys count.
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ def find_faults(
     limits: Limits,
     whole: Any = None,
     *,
+    malformed: BoolArray | None = None,
     deleted: BoolArray | None = None,
     others: Iterable[Found] = (),
 ) -> list[Fault]:
     """Return the faults of rows (``binary`` arrays of one length); none in the common case.
-    ``whole``: the record batch, where whole rows are the values; ``deleted``: rows that delete
+    ``whole``: the record batch, where whole rows are the values; ``malformed``: rows that could not
+    be read; ``deleted``: rows that delete
     their keys, whose values are empty; ``others``: what was found elsewhere.
     """
     faults: list[Fault] = []
@@ -92,24 +94,17 @@ def find_faults(
             faults.append(Fault(column=column, reason=reason, rows=np.flatnonzero(bad)))
             fine.append(~bad if not fine else fine[-1] & ~bad)
 
-    key, value = limits.key_name, limits.value_name
-    key_lengths, value_lengths = arrays.lengths_of(keys), arrays.lengths_of(values)
-    if keys.null_count:
-        note(_nulls(keys), key, "null key")
-    if len(keys) and not int(key_lengths.min()):
-        note(key_lengths == 0, key, "empty key")
-    if len(keys) and int(key_lengths.max()) > MAX_KEY_BYTES:
-        note(key_lengths > MAX_KEY_BYTES, key, f"key of more than {MAX_KEY_BYTES} bytes")
-    if limits.prefix:
-        begins = pc.fill_null(pc.starts_with(keys, pattern=limits.prefix), False)
-        outside = ~begins.to_numpy(zero_copy_only=False)
-        note(outside, key, f"key outside the prefix {limits.prefix!r} that is overwritten")
+    value, value_lengths = limits.value_name, arrays.lengths_of(values)
+    if malformed is not None:
+        note(malformed, "file", "malformed row")
+    for bad, name, reason in _key_faults(keys, limits):
+        note(bad, name, reason)
     if values.null_count:
         note(_nulls(values), value, "null value")
     if len(keys) and int(value_lengths.max()) > limits.value_bytes_max:
         long = value_lengths > limits.value_bytes_max
         note(long, value, f"value of more than {limits.value_bytes_max} bytes")
-    for name, bad in _undecodable_columns(whole):
+    for name, bad in undecodable_columns(whole):
         stored = bad if deleted is None else bad & ~deleted
         note(stored, name, "string that is not valid UTF-8")
     for bad, name, reason in others:
@@ -117,7 +112,21 @@ def find_faults(
     return faults
 
 
-def _undecodable_columns(batch: Any) -> Iterator[tuple[str, BoolArray]]:
+def _key_faults(keys: Any, limits: Limits) -> Iterator[Found]:
+    key, lengths = limits.key_name, arrays.lengths_of(keys)
+    if keys.null_count:
+        yield _nulls(keys), key, "null key"
+    if len(keys) and not int(lengths.min()):
+        yield lengths == 0, key, "empty key"
+    if len(keys) and int(lengths.max()) > MAX_KEY_BYTES:
+        yield lengths > MAX_KEY_BYTES, key, f"key of more than {MAX_KEY_BYTES} bytes"
+    if limits.prefix:
+        begins = pc.fill_null(pc.starts_with(keys, pattern=limits.prefix), False)
+        outside = ~begins.to_numpy(zero_copy_only=False)
+        yield outside, key, f"key outside the prefix {limits.prefix!r} that is overwritten"
+
+
+def undecodable_columns(batch: Any) -> Iterator[tuple[str, BoolArray]]:
     """Yield the columns of a batch that hold strings which are not UTF-8, and the rows of those."""
     if batch is not None:
         for field, column in zip(batch.schema, batch.columns, strict=True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from koinon.spark.encoding import arrays
-from koinon.spark.encoding.arrays import U8Array
+from koinon.spark.encoding.arrays import BoolArray, U8Array
+from koinon.spark.encoding.calendar_texts import date_text, timestamp_text
+from koinon.spark.encoding.plain_types import plain_batch
 from koinon_proto.contract.arrow import binary_scalar
 from koinon_proto.contract.errors import InvalidArgumentError
 
@@ -23,7 +25,10 @@ _QUOTE, _NULL, _POINT_ZERO = binary_scalar(b'"'), binary_scalar(b"null"), binary
 _OPEN_LIST, _CLOSE_LIST = binary_scalar(b"["), binary_scalar(b"]")
 _OPEN_OBJECT, _END_OF_KEY, _CLOSE_OBJECT = map(binary_scalar, (b"{", b'":', b"}"))
 _PLAIN_SCALE_MAX: Final = 6  # of decimals that Arrow writes without exponents
+_DATE_CHARS: Final = len("2024-01-31")
 _TIMESTAMP_CHARS: Final = len("2024-01-31 12:00:00.000000")
+_ENDS: Final = {"s": binary_scalar(b".000000"), "ms": binary_scalar(b"000")}
+"""The digits that texts of timestamps lack of six, by unit."""
 
 
 def _escapes() -> tuple[U8Array, U8Array]:
@@ -48,7 +53,26 @@ def encode_json(batch: Any) -> Any:
     Raises:
         InvalidArgumentError: a column has a type that JSON has no form for.
     """
-    return _objects(batch.schema, batch.columns, batch.num_rows, name="")
+    plain = plain_batch(batch)
+    return _objects(plain.schema, plain.columns, plain.num_rows, name="")
+
+
+def encode_texts(column: Any, name: str) -> Any:
+    """Return each value of a column of a plain type as bytes: strings and bytes as they are, the
+    text that JSON has for anything else, without quotes. Null stays null.
+
+    Raises:
+        InvalidArgumentError: the column has a type that JSON has no form for.
+    """
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if pa.types.is_string(kind):
+        return column.cast(pa.binary())
+    text, _ = _texts(column, name)
+    if pa.types.is_floating(kind):  # NaN and the infinities have quotes
+        text = pc.replace_substring(text, b'"', b"")
+    return arrays.masked(text, column)
 
 
 def _objects(fields: Any, columns: Sequence[Any], rows: int, *, name: str) -> Any:
@@ -81,23 +105,25 @@ def _texts(column: Any, name: str) -> tuple[Any, bool]:
         return _text(column), False
     if pa.types.is_floating(kind):
         return _floats(column), False
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_string(kind):
         return _escaped(_text(column)), True
     if pa.types.is_decimal(kind):
         return plain_decimals(column), True
     if pa.types.is_date(kind):
-        return _text(column), True
+        return iso_dates(column), True
+    if pa.types.is_time(kind):
+        return iso_times(column), True
     if pa.types.is_timestamp(kind):
         return iso_timestamps(column), True
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+    if pa.types.is_binary(kind):
         texts = [b64encode(value) for value in _text(column).to_pylist()]
         return pa.array(texts, pa.binary()), True
     if pa.types.is_struct(kind):
         return _objects(kind, column.flatten(), len(column), name=name), False
     if pa.types.is_map(kind):
         return _maps(column, name), False
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists(column.cast(pa.list_(kind.value_type)), name), False
+    if pa.types.is_list(kind):
+        return _lists(column, name), False
     raise InvalidArgumentError(
         field=f"column {name!r}", reason=f"type {kind} has no form in JSON; cast it to a string"
     )
@@ -112,8 +138,7 @@ def _whole(column: Any, name: str) -> Any:
 
 
 def _lists(column: Any, name: str) -> Any:
-    first, last = _bounds(column)
-    texts = _whole(column.values.slice(first, last - first), name)
+    texts = _whole(items_of(column, column.values), name)
     return _joined(column, texts, _OPEN_LIST, _CLOSE_LIST)
 
 
@@ -124,8 +149,7 @@ def _maps(column: Any, name: str) -> Any:
         raise InvalidArgumentError(
             field=f"column {name!r}", reason=f"a map's key of type {kind} has no form in JSON"
         )
-    first, last = _bounds(column)
-    keys, items = (part.slice(first, last - first) for part in (column.keys, column.items))
+    keys, items = (items_of(column, part) for part in (column.keys, column.items))
     text, quoted = _texts(keys, name)
     if not quoted:  # NaN and the infinities have quotes already
         text = pc.replace_substring(text, b'"', b"") if pa.types.is_floating(kind) else text
@@ -133,10 +157,12 @@ def _maps(column: Any, name: str) -> Any:
     return _joined(column, entries, _OPEN_OBJECT, _CLOSE_OBJECT)
 
 
-def _bounds(column: Any) -> tuple[int, int]:
-    """Return where a column's lists begin and end in the array of all their items."""
-    offsets = column.offsets
-    return offsets[0].as_py(), offsets[-1].as_py()
+def items_of(column: Any, part: Any) -> Any:
+    """Return the items that a column's lists (or maps) have in ``part``, the array of all items:
+    ``values``, ``keys`` or ``items`` of the column.
+    """
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    return part.slice(first, last - first)
 
 
 def _joined(column: Any, items: Any, opening: Any, closing: Any) -> Any:
@@ -148,10 +174,8 @@ def _joined(column: Any, items: Any, opening: Any, closing: Any) -> Any:
 
 def _text(column: Any) -> Any:
     """Return the column as bytes of text, empty for null."""
-    kind = column.type
-    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        column = column.cast(pa.string() if not pa.types.is_large_binary(kind) else pa.binary())
-    column = column.cast(pa.binary())
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.string()).cast(pa.binary())
     return pc.fill_null(column, b"") if column.null_count else column
 
 
@@ -199,18 +223,62 @@ def _escaped(text: Any) -> Any:
     return arrays.from_offsets(ends[offsets], out)
 
 
+def iso_dates(column: Any) -> Any:
+    """Return dates (32 bits) as ISO 8601 texts, empty for null."""
+    text = _text(column)
+    lengths = arrays.lengths_of(text)
+    strange = (lengths != _DATE_CHARS) & (lengths != 0)
+    return _replaced(text, strange, column.view(pa.int32()), date_text)
+
+
 def iso_timestamps(column: Any) -> Any:
-    """Return timestamps as ISO 8601 texts with six digits, ``Z`` after instants; any text for
-    null.
+    """Return timestamps as ISO 8601 texts with six digits (nine where there are nanoseconds), ``Z``
+    after instants; any text for null.
     """
-    micros = pc.cast(column, pa.timestamp("us", column.type.tz)).view(pa.int64())
-    if micros.null_count:
-        micros = pc.fill_null(micros, 0)
-    text = micros.view(pa.timestamp("us")).cast(pa.string()).cast(pa.binary())
+    unit = column.type.unit
+    numbers = column.view(pa.int64())
+    if numbers.null_count:
+        numbers = pc.fill_null(numbers, 0)
+    text = _short(numbers.view(pa.timestamp(unit)).cast(pa.string()), unit)
+    if unit in _ENDS:
+        text = arrays.join(text, _ENDS[unit])
+    lengths = arrays.lengths_of(text)
+    strange = (lengths != _TIMESTAMP_CHARS) & (lengths != _TIMESTAMP_CHARS + 3)
+    text = _replaced(text, strange, numbers, lambda count: timestamp_text(count, unit))
     offsets, data = arrays.offsets_of(text), arrays.contents_of(text).copy()
     if len(data) == _TIMESTAMP_CHARS * len(text):
         data.reshape(len(text), _TIMESTAMP_CHARS)[:, 10] = ord("T")
-    else:  # years of more than four digits
+    else:
         data[data == ord(" ")] = ord("T")
     text = arrays.from_offsets(offsets - offsets[0], data)
     return arrays.join(text, binary_scalar(b"Z")) if column.type.tz else text
+
+
+def _replaced(text: Any, strange: BoolArray, numbers: Any, text_of: Callable[[int], str]) -> Any:
+    """Return the texts, those of years before 0 and after 9999 made anew of their numbers: Arrow
+    writes them without a sign, or tells that it cannot.
+    """
+    if not strange.any():
+        return text
+    mask = pa.array(strange)
+    texts = [text_of(number).encode() for number in numbers.filter(mask).to_pylist()]
+    return pc.replace_with_mask(text, mask, pa.array(texts, pa.binary()))
+
+
+def iso_times(column: Any) -> Any:
+    """Return times of day as texts with six digits (nine where there are nanoseconds), empty for
+    null.
+    """
+    unit = column.type.unit
+    if unit != "ns":
+        unit, column = "us", column.cast(pa.time64("us"))
+    return _short(pc.fill_null(column.cast(pa.string()), ""), unit)
+
+
+def _short(text: Any, unit: str) -> Any:
+    """Return texts that end in fractions of a second as bytes. Of nanoseconds the last three digits
+    go where they are zeros.
+    """
+    if unit == "ns":
+        text = pc.replace_substring_regex(text, r"(\.\d{6})000$", r"\1")
+    return text.cast(pa.binary())

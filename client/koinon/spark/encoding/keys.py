@@ -3,9 +3,11 @@
 One column:
 
 - binary: as it is; string: its UTF-8.
-- integers of any width: 8 bytes, big-endian, the sign bit flipped: 0 is ``80 00 00 00 00 00 00 00``
-  and -1 is ``7f ff ff ff ff ff ff ff``. With ``keyEncoding`` ``text``: decimal digits, ``-`` before
-  a negative number; those do not sort like the numbers.
+- integers, but for unsigned ones of 64 bits: 8 bytes, big-endian, the sign bit flipped: 0 is
+  ``80 00 00 00 00 00 00 00`` and -1 is ``7f ff ff ff ff ff ff ff``. With ``keyEncoding`` ``text``,
+  and unsigned of 64 bits: decimal digits, ``-`` before a negative number; those do not sort like
+  the numbers.
+- anything else but lists, structs and maps: the text that it has in JSON, without quotes.
 
 Several columns: the parts one after the other. An integer's 8 bytes as above. Binary, strings and
 integers as text: each byte 00 written as 00 ff, then the end, 00 00. Which columns a key has is not
@@ -64,7 +66,7 @@ def encode_keys(columns: Sequence[Any], encoding: str) -> Any:
     """Return the keys of Arrow columns of one length as a ``binary`` array, null where a part is.
 
     Raises:
-        InvalidArgumentError: a column is neither binary, a string nor an integer.
+        InvalidArgumentError: a column holds lists, structs or maps, or has no form in JSON.
     """
     if len(columns) == 1:
         return _encoded(columns[0], encoding)
@@ -77,36 +79,35 @@ def _encoded(column: Any, encoding: str) -> Any:
     """Return the bytes of one column."""
     import pyarrow as pa
 
-    kind = column.type
-    if pa.types.is_binary(kind):
-        return column
-    if pa.types.is_integer(kind) and encoding == "binary":
+    from koinon.spark.encoding.json_values import encode_texts
+    from koinon.spark.encoding.plain_types import plain_type
+
+    kind = plain_type(column.type)
+    if _is_ordered(kind, encoding):
         return _ordered(column)
-    if pa.types.is_integer(kind):
-        column = column.cast(pa.string())
-    elif not (pa.types.is_string(kind) or _is_large(kind) or pa.types.is_fixed_size_binary(kind)):
+    if pa.types.is_nested(kind):
         raise InvalidArgumentError(
             field="keyColumn", reason=f"a column of type {kind} makes no key; cast it to a string"
         )
-    return column.cast(pa.binary())
+    return encode_texts(column if column.type == kind else column.cast(kind), "the key")
 
 
-def _is_large(kind: Any) -> bool:
+def _is_ordered(kind: Any, encoding: str) -> bool:
+    """Return whether a column of this type becomes 8 bytes that sort like its numbers."""
     import pyarrow as pa
 
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
+    return encoding == "binary" and pa.types.is_integer(kind) and kind != pa.uint64()
 
 
 def _encoded_part(column: Any, encoding: str) -> Any:
     """Return the bytes of one column of several."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     from koinon.spark.encoding import arrays
     from koinon_proto.contract.arrow import binary_scalar
 
     encoded = _encoded(column, encoding)
-    if pa.types.is_integer(column.type) and encoding == "binary":
+    if _is_ordered(column.type, encoding):
         return encoded
     if not arrays.contents_of(encoded).all():
         encoded = pc.replace_substring(encoded, _ZERO, _ESCAPED_ZERO)

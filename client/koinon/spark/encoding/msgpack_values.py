@@ -16,14 +16,17 @@ import pyarrow.compute as pc
 
 from koinon.spark.encoding import arrays
 from koinon.spark.encoding.arrays import U8Array
-from koinon.spark.encoding.json_values import iso_timestamps, plain_decimals
+from koinon.spark.encoding.calendar_texts import COUNTS_PER_SECOND
+from koinon.spark.encoding.json_values import iso_dates, iso_times, iso_timestamps, plain_decimals
 from koinon.spark.encoding.plain import plain_values
+from koinon.spark.encoding.plain_types import plain_batch
 from koinon_proto.contract.arrow import binary_scalar
 from koinon_proto.contract.errors import InvalidArgumentError
 
 NIL: Final = b"\xc0"
 _NIL_SCALAR = binary_scalar(NIL)
 _INT_HEADS: Final = {8: 0xD0, 16: 0xD1, 32: 0xD2, 64: 0xD3}
+_UINT_HEADS: Final = {8: 0xCC, 16: 0xCD, 32: 0xCE, 64: 0xCF}
 _FLOAT_HEADS: Final = {32: 0xCA, 64: 0xCB}
 _TIMESTAMP_64, _TIMESTAMP_96 = b"\xd7\xff", b"\xc7\x0c\xff"
 _SECONDS_BITS: Final = 34
@@ -38,7 +41,7 @@ def encode_msgpack(batch: Any) -> Any:
     Raises:
         InvalidArgumentError: a column has a type that MessagePack has no form for.
     """
-    rows = batch.num_rows
+    batch, rows = plain_batch(batch), batch.num_rows
     fixed: list[Fixed] = [_map_head(batch.num_columns)]
     parts: list[Any] = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -77,7 +80,10 @@ def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
     """
     kind = column.type
     if pa.types.is_integer(kind):
-        return [bytes((_INT_HEADS[kind.bit_width],)), _big_endian(column, "i")], None
+        heads, letter = (
+            (_INT_HEADS, "i") if pa.types.is_signed_integer(kind) else (_UINT_HEADS, "u")
+        )
+        return [bytes((heads[kind.bit_width],)), _big_endian(column, letter)], None
     if pa.types.is_floating(kind):
         return [bytes((_FLOAT_HEADS[kind.bit_width],)), _big_endian(column, "f")], None
     if pa.types.is_boolean(kind):
@@ -85,16 +91,10 @@ def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
         return [(bits + np.uint8(0xC2)).reshape(-1, 1)], None
     if pa.types.is_timestamp(kind) and kind.tz:
         return _timestamps(column), None
-    if pa.types.is_timestamp(kind):
-        return _with_heads(iso_timestamps(column), _text_heads)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _with_heads(_filled(column.cast(pa.binary())), _bin_heads)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _with_heads(_filled(column.cast(pa.binary())), _text_heads)
-    if pa.types.is_decimal(kind):
-        return _with_heads(plain_decimals(column), _text_heads)
-    if pa.types.is_date(kind):
-        return _with_heads(_filled(column.cast(pa.string()).cast(pa.binary())), _text_heads)
+    if pa.types.is_binary(kind):
+        return _with_heads(_filled(column), _bin_heads)
+    if (text := _text_of(column)) is not None:
+        return _with_heads(text, _text_heads)
     if pa.types.is_nested(kind):
         _check_keys(kind, name)
         return [], _packed(column)
@@ -102,6 +102,20 @@ def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
         field=f"column {name!r}",
         reason=f"type {kind} has no form in MessagePack; cast it to a string",
     )
+
+
+def _text_of(column: Any) -> Any:
+    """Return the texts of a column (anything where it is null); None if its type has none."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return _filled(column.cast(pa.binary()))
+    if pa.types.is_date(kind):
+        return iso_dates(column)
+    if pa.types.is_decimal(kind):
+        return plain_decimals(column)
+    if pa.types.is_time(kind):
+        return iso_times(column)
+    return iso_timestamps(column) if pa.types.is_timestamp(kind) else None
 
 
 def _filled(column: Any) -> Any:
@@ -123,10 +137,7 @@ def _check_keys(kind: Any, name: str) -> None:
 def _packed(column: Any) -> Any:
     import msgpack
 
-    values = [
-        msgpack.packb(value, datetime=True, strict_types=True)
-        for value in plain_values(column, json=False)
-    ]
+    values = [msgpack.packb(value, strict_types=True) for value in plain_values(column, json=False)]
     return pa.array(values, pa.binary())
 
 
@@ -138,11 +149,11 @@ def _big_endian(column: Any, letter: str) -> U8Array:
 
 def _timestamps(column: Any) -> list[Fixed]:
     """Return instants in the shortest format of the type -1 that has room for all."""
-    instants = pc.cast(column, pa.timestamp("us", "UTC"))
-    micros = arrays.numbers_of(instants.view(pa.int64()), np.int64)
-    seconds, rest = np.divmod(micros, 1_000_000)
-    nanos = (rest * 1000).astype(np.uint64)
-    rows = len(micros)
+    per_second = COUNTS_PER_SECOND[column.type.unit]
+    counts = arrays.numbers_of(column.view(pa.int64()), np.int64)
+    seconds, rest = np.divmod(counts, per_second)
+    nanos = (rest * (1_000_000_000 // per_second)).astype(np.uint64)
+    rows = len(seconds)
     if not rows or (seconds.min() >= 0 and seconds.max() < 1 << _SECONDS_BITS):
         packed = (nanos << np.uint64(_SECONDS_BITS)) | seconds.view(np.uint64)
         return [_TIMESTAMP_64, packed.astype(">u8").view(np.uint8).reshape(rows, 8)]

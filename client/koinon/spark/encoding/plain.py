@@ -1,59 +1,86 @@
-"""Arrow values as plain Python ones: nested ones of MessagePack, row by row, and whole rows that
-are shown because they cannot be stored.
+"""Columns as lists of plain Python values: nested columns of MessagePack, and whole rows that are
+shown because they cannot be stored.
 
-Structs become dicts by field name, lists lists, maps dicts. What has no plain form of its own takes
-the text that the fast path gives it.
+Structs become dicts by field name, lists lists, maps dicts. A value that neither form has a plain
+type for takes the text that it has in JSON (``json_values.py``).
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from base64 import b64encode
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
+from koinon.spark.encoding.calendar_texts import COUNTS_PER_SECOND
+from koinon.spark.encoding.json_values import encode_texts, items_of
+from koinon.spark.encoding.plain_types import plain_type
+
 
 def plain_values(column: Any, *, json: bool) -> list[Any]:
-    """Return the values of a column. ``json``: only what JSON has, keys of maps as text. Bytes of
-    a string that are not UTF-8 are told as ``\\xff``.
+    """Return the values of a column. ``json``: only types that JSON has, keys of maps as text; else
+    instants are MessagePack's own timestamps. Bytes of a string that are not UTF-8 are shown as
+    ``\\xff``.
     """
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        values = [_told(scalar) for scalar in column]
-    return [_plain(value, column.type, json) for value in values]
+    kind = plain_type(column.type)
+    if column.type != kind:
+        column = column.cast(kind)
+    return [
+        value if valid else None
+        for value, valid in zip(_values(column, json), column.is_valid().to_pylist(), strict=True)
+    ]
 
 
-def _told(scalar: Any) -> Any:
-    """Return what ``as_py`` does, of any string."""
-    if not scalar.is_valid:
-        return None
-    if isinstance(scalar, (pa.StringScalar, pa.LargeStringScalar)):
-        return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
-    if isinstance(scalar, pa.StructScalar):
-        return {name: _told(scalar[at]) for at, name in enumerate(scalar)}
-    if isinstance(scalar, pa.MapScalar):
-        return [(_told(entry[0]), _told(entry[1])) for entry in scalar.values]
-    if isinstance(scalar, (pa.ListScalar, pa.LargeListScalar)):
-        return [_told(item) for item in scalar.values]
-    return scalar.as_py()
-
-
-def _plain(value: Any, kind: Any, json: bool) -> Any:
-    if value is None:
-        return None
+def _values(column: Any, json: bool) -> Iterable[Any]:
+    """Yield the values of a column of a plain type; anything where it is null."""
+    kind = column.type
     if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type, json) for field in kind}
+        if not kind.num_fields:
+            return [{}] * len(column)
+        names = [kind.field(at).name for at in range(kind.num_fields)]
+        fields = [plain_values(field, json=json) for field in column.flatten()]
+        return (dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True))
     if pa.types.is_map(kind):
-        return {
-            _key(_plain(k, kind.key_type, json), json): _plain(v, kind.item_type, json)
-            for k, v in (value.items() if isinstance(value, dict) else value)
-        }
-    if isinstance(value, list):
-        return [_plain(item, kind.value_type, json) for item in value]
-    return _leaf(value, json)
+        keys = [_key(key, json) for key in plain_values(items_of(column, column.keys), json=json)]
+        items = plain_values(items_of(column, column.items), json=json)
+        return map(dict, _cut(column, list(zip(keys, items, strict=True))))
+    if pa.types.is_list(kind):
+        return _cut(column, plain_values(items_of(column, column.values), json=json))
+    if pa.types.is_timestamp(kind) and kind.tz and not json:
+        import msgpack
+
+        per_second = COUNTS_PER_SECOND[kind.unit]
+        counts = column.view(pa.int64()).fill_null(0).to_pylist()
+        return [
+            msgpack.Timestamp(count // per_second, count % per_second * (10**9 // per_second))
+            for count in counts
+        ]
+    return _leaves(column, json)
+
+
+def _leaves(column: Any, json: bool) -> list[Any]:
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return list(column.to_pylist())
+    if pa.types.is_floating(kind):
+        numbers = column.to_pylist()
+        return [json_float(number or 0.0) for number in numbers] if json else list(numbers)
+    if pa.types.is_binary(kind):
+        found = column.to_pylist()
+        return [b64encode(value or b"").decode() for value in found] if json else list(found)
+    if pa.types.is_duration(kind) or pa.types.is_interval(kind):  # rows that are shown may have it
+        return [str(value) for value in column.to_pylist()]
+    texts = encode_texts(column, "").to_pylist()
+    return [(text or b"").decode(errors="backslashreplace") for text in texts]
+
+
+def _cut(column: Any, items: list[Any]) -> Iterable[list[Any]]:
+    """Return the items of each list of a column; ``items``: of all lists, joined."""
+    offsets = column.offsets.to_pylist()
+    first = offsets[0]
+    return (items[start - first : end - first] for start, end in pairwise(offsets))
 
 
 def _key(key: Any, json: bool) -> Any:
@@ -64,27 +91,8 @@ def _key(key: Any, json: bool) -> Any:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _leaf(value: Any, json: bool) -> Any:
-    if isinstance(value, datetime.datetime):
-        if value.tzinfo is None:
-            return value.isoformat(timespec="microseconds")
-        instant = value.astimezone(datetime.UTC)
-        if not json:
-            return instant
-        return instant.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return format(value, "f")
-    if json and isinstance(value, bytes):
-        return b64encode(value).decode()
-    if json and isinstance(value, float):
-        return json_float(value)
-    return value
-
-
 def json_float(value: float) -> float | str:
-    """Return what JSON has for a float: text for those that it has no number for."""
+    """Return the form of a float in JSON: text for NaN and the infinities."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

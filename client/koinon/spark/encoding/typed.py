@@ -1,30 +1,40 @@
 """Values that hold whole rows, back as typed columns: what ``values.py`` writes, and other JSON
 objects or MessagePack maps. Only the fields that are asked for are made; one that a row lacks is
-null.
+null. One value is one row, always: a value that holds no row, or more than one, or a field of
+another type, is malformed as a whole.
 
 JSON goes column by column through Arrow's reader. What that cannot read (numbers as ``"NaN"``,
-damaged values) goes row by row, as MessagePack does, and names the key that cannot be read.
+maps, malformed values) goes row by row, as MessagePack does.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import uuid
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from koinon.spark.encoding import arrays
+from koinon.spark.encoding.calendar_texts import days_of, micros_of
+from koinon.spark.options import DROPMALFORMED, FAILFAST
 from koinon_proto.contract.arrow import binary_scalar
 from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
 
 _LINE_END = binary_scalar(b"\n")
+_MICROS_CHARS_MAX: Final = len("2024-01-31T12:00:00.000000Z")
 _BLOCK_BYTES_MIN: Final = 1024 * 1024
-
+_REASON_CHARS_MAX: Final = 300
+_TEXT: Final = pa.string()
 
 _TYPES: Final[dict[str, Any]] = {
     "boolean": pa.bool_(),
@@ -40,51 +50,210 @@ _TYPES: Final[dict[str, Any]] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-"""By types as Spark's schema writes them in JSON; decimals and lists are beside them."""
+"""By types as Spark's schema writes them in JSON; decimals and nested types are beside them."""
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_SIZED_TEXT: Final = re.compile(r"(?:var)?char\(\d+\)|string collate .*")
+
+Convert = Callable[[Any], Any]
+"""Makes what Arrow takes for a type of a value that a parser has read. Raises any exception where
+the value has another type.
+"""
 
 
-def fields_of(columns: Sequence[tuple[str, Any]]) -> Any:
-    """Return the Arrow schema of columns: their names, and types as Spark's schema writes them.
+@dataclass(frozen=True, kw_only=True)
+class RowForm:
+    """The rules by which a value is parsed into a row.
+
+    ``fields``: an Arrow schema. ``encoding``: ``json`` or ``msgpack``. ``mode``: a malformed value
+    is a row of nulls (PERMISSIVE), no row (DROPMALFORMED) or ends the read (FAILFAST). ``corrupt``:
+    the Arrow field, string or binary, that a malformed value goes to; null for other rows.
+    """
+
+    fields: Any
+    encoding: str
+    mode: str = FAILFAST
+    corrupt: Any = None
+
+
+# --- schemas --------------------------------------------------------------------------------------
+
+
+def field_of(name: str, kind: Any, *, nullable: bool = True) -> Any:
+    """Return the Arrow field of a column; ``kind``: its type as Spark's schema writes it in JSON.
 
     Raises:
-        ConfigurationError: a column has a type that is not read from rows.
+        ConfigurationError: the column has a type that is not read from rows.
     """
-    return pa.schema([pa.field(name, _arrow_type(name, kind)) for name, kind in columns])
+    made = _arrow_type(kind)
+    if made is None:
+        shown = kind if isinstance(kind, str) else kind.get("type")
+        raise ConfigurationError(
+            reason=f"column {name!r} of type {shown} is not read from rows; read the column value, "
+            "and use from_json(value.cast('string'), …)"
+        )
+    return pa.field(name, made, nullable=nullable)
 
 
-def _arrow_type(name: str, kind: Any) -> Any:
-    if isinstance(kind, dict) and kind.get("type") == "array":
-        items = _TYPES.get(str(kind["elementType"]))
-        if items is not None and _is_plain(items):
-            return pa.list_(pa.field("element", items, nullable=kind["containsNull"]))
-    elif isinstance(kind, str) and kind in _TYPES:
-        return _TYPES[kind]
-    elif isinstance(kind, str) and (decimal := _DECIMAL.fullmatch(kind)):
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    shown = kind if isinstance(kind, str) else kind.get("type")
-    raise ConfigurationError(
-        reason=f"column {name!r} of type {shown} is not read from rows; read the column value, and "
-        "use from_json(value.cast('string'), …)"
-    )
+def _arrow_type(kind: Any) -> Any:
+    """Return the Arrow type, or None where there is none."""
+    if isinstance(kind, str):
+        if decimal := _DECIMAL.fullmatch(kind):
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        return _TEXT if _SIZED_TEXT.fullmatch(kind) else _TYPES.get(kind)
+    if kind["type"] == "struct":
+        parts = [(f["name"], _arrow_type(f["type"]), f["nullable"]) for f in kind["fields"]]
+    elif kind["type"] == "array":
+        parts = [("element", _arrow_type(kind["elementType"]), kind["containsNull"])]
+    elif kind["type"] == "map":
+        parts = [("key", _arrow_type(kind["keyType"]), False)]
+        parts += [("value", _arrow_type(kind["valueType"]), kind["valueContainsNull"])]
+    else:
+        return None
+    if any(made is None for _, made, _ in parts):
+        return None
+    fields = [pa.field(name, made, nullable=nullable) for name, made, nullable in parts]
+    if kind["type"] == "struct":
+        return pa.struct(fields)
+    return pa.list_(fields[0]) if kind["type"] == "array" else pa.map_(*fields)
 
 
-def decode_rows(keys: Any, values: Any, fields: Any, encoding: str) -> list[Any]:
-    """Return the columns ``fields`` (an Arrow schema) of rows in these ``binary`` arrays.
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def decode_rows(keys: Any, values: Any, form: RowForm) -> tuple[dict[str, Any], Any]:
+    """Return the columns of the rows in ``values``, by name, and which of the rows these are: an
+    array of row numbers, or None for all. ``keys`` and ``values``: ``binary`` arrays.
 
     Raises:
-        InvalidArgumentError: a value is no such row, or a field has another type; it names the key.
+        InvalidArgumentError: mode FAILFAST, and a value is malformed; the error names its key.
     """
-    if encoding == "json":
+    if form.encoding == "json":
+        with suppress(pa.ArrowException):  # it does not say of which row
+            columns = dict(zip(form.fields.names, _decode_json(values, form.fields), strict=True))
+            if form.corrupt is not None:
+                columns[form.corrupt.name] = pa.nulls(len(values), form.corrupt.type)
+            return columns, None
+    return _decode_one_by_one(keys, values, form)
+
+
+def _decode_one_by_one(keys: Any, values: Any, form: RowForm) -> tuple[dict[str, Any], Any]:
+    parse = _PARSERS[form.encoding]
+    converts = {field.name: _converting(field) for field in form.fields}
+    made: dict[str, list[Any]] = {name: [] for name in converts}
+    kept, corrupt = [], []
+    for at, value in enumerate(values.to_pylist()):
+        row: Mapping[str, Any] = {}
+        malformed = None
         try:
-            return _decode_json(values, fields)
-        except pa.ArrowException:
-            pass  # it does not say of which row
-    return _decode_one_by_one(keys, values, fields, _PARSERS[encoding])
+            row = _converted(parse(value), converts)
+        except Exception as error:  # whatever a parser meets
+            if form.mode == FAILFAST:
+                reason = f"the value of key {keys[at].as_py()!r}: {str(error)[:_REASON_CHARS_MAX]}"
+                raise InvalidArgumentError(field="valueEncoding", reason=reason) from error
+            if form.mode == DROPMALFORMED:
+                continue
+            malformed = value
+        kept.append(at)
+        corrupt.append(malformed)
+        for name, column in made.items():
+            column.append(row.get(name))
+    columns = {field.name: pa.array(made[field.name], field.type) for field in form.fields}
+    if form.corrupt is not None:
+        columns[form.corrupt.name] = _corrupt_column(corrupt, form.corrupt.type)
+    return columns, None if len(kept) == len(values) else pa.array(kept, pa.int64())
+
+
+def _converted(row: Any, converts: Mapping[str, Convert]) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise TypeError(f"a {type(row).__name__}, not a row")
+    return {name: convert(row.get(name)) for name, convert in converts.items()}
+
+
+def _corrupt_column(values: Sequence[bytes | None], kind: Any) -> Any:
+    if pa.types.is_string(kind):
+        texts = [v if v is None else v.decode(errors="backslashreplace") for v in values]
+        return pa.array(texts, kind)
+    return pa.array(values, kind)
+
+
+def _parse_json(value: bytes) -> Any:
+    return json.loads(value.decode())  # of bytes it guesses the encoding
+
+
+def _parse_msgpack(value: bytes) -> Any:
+    import msgpack
+
+    return msgpack.unpackb(value, strict_map_key=False)
+
+
+_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    "json": _parse_json,
+    "msgpack": _parse_msgpack,
+}
+
+
+# --- JSON, column by column -----------------------------------------------------------------------
+
+
+def _decode_json(values: Any, fields: Any) -> list[Any]:
+    """Return the columns of JSON objects.
+
+    Raises:
+        ArrowException: a value is malformed, or has a form that only ``_decode_one_by_one`` reads.
+    """
+    if not len(values):
+        return [pa.array([], field.type) for field in fields]
+    if any(pa.types.is_nested(field.type) and not _is_plain(field.type) for field in fields):
+        raise pa.ArrowInvalid("items with no type of JSON's own")
+    row_number = uuid.uuid4().hex[:12]  # no value can have guessed it
+    data = arrays.contents_of(_numbered(values, row_number))
+    as_text = [
+        field.with_type(field.type if _is_plain(field.type) else _TEXT).with_nullable(True)
+        for field in fields
+    ]
+    table = pyarrow.json.read_json(
+        pa.BufferReader(pa.py_buffer(data)),
+        read_options=pyarrow.json.ReadOptions(
+            use_threads=False, block_size=max(_BLOCK_BYTES_MIN, data.size)
+        ),
+        parse_options=pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema([pa.field(row_number, pa.int64()), *as_text]),
+            unexpected_field_behavior="ignore",
+        ),
+    )
+    if not table.column(row_number).combine_chunks().equals(pa.array(range(len(values)))):
+        raise pa.ArrowInvalid("a value that is not one row")
+    columns = [
+        _from_text(table.column(field.name).combine_chunks(), field.type) for field in fields
+    ]
+    for field, column in zip(fields, columns, strict=True):
+        column.validate(full=True)  # strings are UTF-8
+        if _lacks(column, field):
+            raise pa.ArrowInvalid("null in a field that is NOT NULL")
+    return columns
+
+
+def _numbered(values: Any, name: str) -> Any:
+    """Return objects as lines, each with its row number as its first field. So the numbers of all
+    objects that are read say which value each is of, and whether there were others.
+    """
+    offsets, data = arrays.offsets_of(values), arrays.bytes_of(values)
+    lengths = arrays.lengths_of(values)
+    if values.null_count or lengths.min() < 3:
+        raise pa.ArrowInvalid("a value without a field")
+    begins = offsets[:-1]
+    if (data[begins] != ord("{")).any() or (data[begins + 1] == ord("}")).any():
+        raise pa.ArrowInvalid("a value that does not begin as an object with fields")
+    numbers = pa.array(np.arange(len(values))).cast(_TEXT).cast(pa.binary())
+    before, after = binary_scalar(f'{{"{name}":'.encode()), binary_scalar(b",")
+    fields = pc.binary_replace_slice(values, 0, 1, b"")
+    return arrays.join(before, numbers, after, fields, _LINE_END)
 
 
 def _is_plain(kind: Any) -> bool:
-    """True for types that JSON has itself."""
+    """True for types that JSON has itself, and lists and structs of them."""
+    if pa.types.is_list(kind) or pa.types.is_struct(kind):
+        return all(_is_plain(kind.field(at).type) for at in range(kind.num_fields))
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
@@ -93,106 +262,137 @@ def _is_plain(kind: Any) -> bool:
     )
 
 
-def _decode_json(values: Any, fields: Any) -> list[Any]:
-    lines = arrays.join(values, _LINE_END)
-    data = arrays.contents_of(lines)
-    if not len(data):
-        return [pa.array([], field.type) for field in fields]
-    as_text = [
-        field if _is_plain(field.type) or pa.types.is_list(field.type) else field.with_type(_TEXT)
-        for field in fields
-    ]
-    if data.size != int(arrays.lengths_of(values).sum()) + len(values):
-        raise pa.ArrowInvalid("a null value")
-    table = pyarrow.json.read_json(
-        pa.BufferReader(pa.py_buffer(data)),
-        read_options=pyarrow.json.ReadOptions(
-            use_threads=False, block_size=max(_BLOCK_BYTES_MIN, data.size)
-        ),
-        parse_options=pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(as_text), unexpected_field_behavior="ignore"
-        ),
-    )
-    if table.num_rows != len(values):  # Arrow skips empty lines
-        raise pa.ArrowInvalid("a value that is no row")
-    columns = (table.column(field.name).combine_chunks() for field in fields)
-    return [_from_text(column, field.type) for column, field in zip(columns, fields, strict=True)]
-
-
-_TEXT: Final = pa.string()
+def _lacks(column: Any, field: Any) -> bool:
+    """Return whether a column has a null where its field, or one within, is NOT NULL."""
+    if column.null_count:
+        if not field.nullable:
+            return True
+        column = column.filter(column.is_valid())
+    kind = field.type
+    parts: Sequence[Any] = ()
+    if pa.types.is_struct(kind):
+        parts = column.flatten()
+    elif pa.types.is_list(kind):
+        parts = (column.flatten(),)
+    return any(_lacks(part, kind.field(at)) for at, part in enumerate(parts))
 
 
 def _from_text(column: Any, kind: Any) -> Any:
     if column.type == kind:
         return column
     if pa.types.is_binary(kind):
-        return pa.array([None if t is None else b64decode(t) for t in column.to_pylist()], kind)
+        texts = column.to_pylist()
+        return pa.array([None if text is None else _bytes(text) for text in texts], kind)
+    if pa.types.is_timestamp(kind) and pa.types.is_string(column.type):
+        column = _in_micros(column)
     return column.cast(kind)
 
 
-def _decode_one_by_one(
-    keys: Any, values: Any, fields: Any, parse: Callable[[bytes], Any]
-) -> list[Any]:
-    rows = []
-    for place, value in enumerate(values):
-        try:
-            row = parse(value.as_py())
-            if not isinstance(row, dict):
-                raise ValueError(f"a {type(row).__name__}, not a row")
-        except Exception as error:  # whatever a parser meets
-            raise _unreadable(keys, place, str(error)) from error
-        rows.append(row)
-    return [_column(keys, field, [row.get(field.name) for row in rows]) for field in fields]
-
-
-def _column(keys: Any, field: Any, values: Sequence[Any]) -> Any:
-    convert = _conversion(field.type)
-    made = []
-    for place, value in enumerate(values):
-        try:
-            made.append(None if value is None else convert(value))
-            if pa.types.is_nested(field.type):
-                pa.scalar(made[-1], field.type)
-        except Exception as error:  # a field of another type
-            reason = f"field {field.name!r} is no {field.type}: {error}"
-            raise _unreadable(keys, place, reason) from error
+def _bytes(text: str) -> bytes:
     try:
-        return pa.array(made, field.type)
-    except pa.ArrowException as error:
-        raise _unreadable(keys, 0, f"or one after it: field {field.name!r}: {error}") from error
+        return b64decode(text, validate=True)
+    except ValueError as error:  # binascii's
+        raise pa.ArrowInvalid(f"{text[:40]!r} is no base64") from error
 
 
-def _conversion(kind: Any) -> Callable[[Any], Any]:
+def _in_micros(texts: Any) -> Any:
+    """Cut nanoseconds off the texts of timestamps, as Spark does: its own have microseconds."""
+    long = pc.greater(pc.binary_length(texts), _MICROS_CHARS_MAX)
+    if not pc.any(long).as_py():
+        return texts
+    return pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
+
+
+# --- values, one by one ---------------------------------------------------------------------------
+
+
+def _converting(field: Any) -> Convert:
+    """Return the function that turns a field's parsed value or None into an Arrow value."""
+    convert, name, kind = _conversion(field.type), field.name, field.type
+
+    def converted(value: Any) -> Any:
+        if value is None:
+            if not field.nullable:
+                raise ValueError(f"field {name!r} is NOT NULL, and is null or missing")
+            return None
+        try:
+            return convert(value)
+        except Exception as error:  # whatever a conversion meets
+            raise ValueError(f"field {name!r} is no {kind}: {error}") from error
+
+    return converted
+
+
+def _conversion(kind: Any) -> Convert:
+    if pa.types.is_nested(kind):
+        return _nested_conversion(kind)
     if pa.types.is_decimal(kind):
-        return Decimal
+        return lambda value: pa.scalar(Decimal(str(value)), kind).as_py()
     if pa.types.is_floating(kind):
         return _as_float
+    if pa.types.is_integer(kind):
+        return lambda value: pa.scalar(value, kind).as_py()
     if pa.types.is_binary(kind):
-        return lambda value: value if isinstance(value, bytes) else b64decode(value)
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return lambda value: pa.scalar(value).cast(kind)
-    return lambda value: pa.scalar(value, kind)
+        return lambda value: value if isinstance(value, bytes) else _bytes(value)
+    if pa.types.is_date(kind):
+        return lambda value: pa.scalar(days_of(value), pa.int32()).as_py()
+    if pa.types.is_timestamp(kind):
+        return lambda value: _micros(value, kind)
+    return lambda value: pa.scalar(value, kind).as_py()
+
+
+def _nested_conversion(kind: Any) -> Convert:
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        converts = {field.name: _converting(field) for field in fields}
+        return lambda value: _converted(value, converts)
+    if pa.types.is_map(kind):
+        of_key, of_item = _converting(kind.key_field), _converting(kind.item_field)
+        parse = _KEY_PARSERS.get(str(kind.key_type), lambda key: key)
+        return lambda value: [
+            (of_key(parse(key) if isinstance(key, str) else key), of_item(item))
+            for key, item in _mapping(value)
+        ]
+    of_item = _converting(kind.value_field)
+    return lambda value: [of_item(item) for item in _sequence(value)]
+
+
+_KEY_PARSERS: Final[Mapping[str, Convert]] = {
+    "bool": json.loads,
+    **dict.fromkeys(("int8", "int16", "int32", "int64"), int),
+}
+"""Of maps' keys, which are texts in JSON."""
+
+
+def _mapping(value: Any) -> Iterator[tuple[Any, Any]]:
+    if not isinstance(value, dict):
+        raise TypeError(f"a {type(value).__name__}")
+    return iter(value.items())
+
+
+def _sequence(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"a {type(value).__name__}")
+    return value
+
+
+def _micros(value: Any, kind: Any) -> int:
+    """Return the microseconds since 1970 of a timestamp: a text, or MessagePack's own."""
+    if isinstance(value, str):
+        try:
+            count = micros_of(value, zoned=bool(kind.tz))
+        except ValueError:
+            count = _from_text(pa.array([value], _TEXT), kind).cast(pa.int64())[0].as_py()
+    else:
+        import msgpack
+
+        if not isinstance(value, msgpack.Timestamp):
+            raise TypeError(f"a {type(value).__name__}")
+        count = value.seconds * 1_000_000 + value.nanoseconds // 1000
+    return int(pa.scalar(count, pa.int64()).as_py())
 
 
 def _as_float(value: Any) -> float:
     if isinstance(value, str) and value not in ("NaN", "Infinity", "-Infinity"):
         raise ValueError(f"{value[:40]!r} is no number")
     return float(value)
-
-
-def _parse_msgpack(value: bytes) -> Any:
-    import msgpack
-
-    return msgpack.unpackb(value, timestamp=3, strict_map_key=False)
-
-
-_PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
-    "json": json.loads,
-    "msgpack": _parse_msgpack,
-}
-
-
-def _unreadable(keys: Any, place: int, reason: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        field="valueEncoding", reason=f"the value of key {keys[place].as_py()!r}: {reason[:300]}"
-    )

@@ -17,9 +17,14 @@ date                string: "2024-01-31"               str: "2024-01-31"
 timestamp           string: UTC, six digits,           ext of type -1, the format's own timestamp
                     "2024-01-31T12:00:00.000000Z"
 timestamp_ntz       the same without Z                 str: the same without Z
+time                string: "12:00:00.000000"          str: "12:00:00.000000"
 array, struct, map  array, object, object (keys as     array, map, map
                     strings)
 =================== ================================== ==========================================
+
+Timestamps and times that have nanoseconds have nine digits. Unsigned integers are numbers, half
+floats floats; a type's large, view, dictionary and fixed-size layouts have the form of the type
+(``plain_types.py``). Durations and intervals have none.
 
 A map's keys may not be arrays, maps or structs. Strings are UTF-8: rows with others are refused
 (``faults.py``). Both encoders work column by column; binary columns in JSON, and arrays, structs
@@ -31,11 +36,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import pyarrow as pa
-
-from koinon.spark.encoding.json_values import encode_json
+from koinon.spark.encoding.json_values import encode_json, encode_texts
 from koinon.spark.encoding.msgpack_values import encode_msgpack
-from koinon_proto.contract.errors import InvalidArgumentError
+from koinon.spark.encoding.plain_types import plain_type
 
 ENCODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "json": encode_json,
@@ -45,18 +48,11 @@ ENCODERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def encode_column(column: Any, name: str) -> Any:
-    """Return the bytes of a value column as a ``binary`` array.
+    """Return a value column as a ``binary`` array: strings and bytes as they are, anything else as
+    the table has it for JSON, without quotes around a text.
 
     Raises:
-        InvalidArgumentError: the column is neither binary nor a string.
+        InvalidArgumentError: the column has a type that JSON has no form for.
     """
-    kind = column.type
-    if pa.types.is_binary(kind):
-        return column
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-        return column.cast(pa.binary())
-    raise InvalidArgumentError(
-        field="valueColumn",
-        reason=f"column {name!r} has type {kind}; cast it to binary or string, "
-        "or give valueEncoding instead",
-    )
+    kind = plain_type(column.type)
+    return encode_texts(column if column.type == kind else column.cast(kind), name)

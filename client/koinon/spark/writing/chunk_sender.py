@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from koinon.core.routing import Routing
-from koinon.driver.node_link import refused
+from koinon.driver.rpc.kv_messages import refused
 from koinon.spark.cluster import Cluster, Retries
 from koinon.spark.writing.chunking import Chunk
 from koinon_proto.contract.encoded_parts import with_bytes

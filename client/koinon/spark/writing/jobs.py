@@ -16,7 +16,7 @@ from typing import Final, TextIO
 import numpy as np
 
 from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace
-from koinon.operate.bulk_loads import (
+from koinon.operate.loads_client import (
     LoadMode,
     LoadsClient,
     LoadState,
@@ -232,7 +232,7 @@ class Commit:
                 return
             if load.state is not LoadState.MERGING:  # as only coordinators that were made anew do
                 raise LoadClosedError(
-                    load_id=load_id, state=load.state.name.lower(), reason=load.reason
+                    load_id=load_id, state=load.state.name.lower(), reason=load.reason or ""
                 )
             now = time.monotonic()
             if load.partitions_merged > merged:

@@ -16,11 +16,13 @@ from koinon_proto.contract.errors import ConfigurationError
 
 INTEGERS: Final = ("byte", "short", "integer", "long")
 TEXTS: Final = ("string", "char", "varchar")
-KEY_TYPES: Final = ("binary", *TEXTS, *INTEGERS)
-VALUE_TYPES: Final = ("binary", *TEXTS)
 ORDER_TYPES: Final = (*INTEGERS, "float", "double", "boolean", "date", "timestamp", "timestamp_ntz")
 TTL_TYPES: Final = (*INTEGERS, "timestamp")
-ROW_TYPES: Final = (*KEY_TYPES, *ORDER_TYPES, "decimal")
+KEY_TYPES: Final = ("binary", *TEXTS, *ORDER_TYPES, "decimal", "time")
+MALFORMED: Final = "_koinon_malformed"
+"""The column that says of a row that it could not be read, and where it stands; null of others. No
+column of that name is stored.
+"""
 _NESTED: Final = {
     "array": ("elementType",),
     "map": ("keyType", "valueType"),
@@ -33,8 +35,8 @@ Field = tuple[str, Any]
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
     """The columns that make the key, the value and the order, and those that say how long a row
-    lives and whether it deletes its key, by place; -1: none. Without a value column whole rows are
-    the values, but for the last two columns.
+    lives, whether it deletes its key, and whether it could not be read, by place; -1: none. Without
+    a value column whole rows are the values, but for the last three columns.
     """
 
     names: tuple[str, ...]
@@ -43,19 +45,20 @@ class RowPlan:
     order_column: int
     ttl_column: int = -1
     delete_column: int = -1
+    malformed_column: int = -1
 
     @property
     def used(self) -> list[int]:
         """The columns that are named, ascending."""
         single = (self.value_column, self.order_column, self.ttl_column, self.delete_column)
-        return sorted({*self.key_columns, *single} - {-1})
+        return sorted({*self.key_columns, *single, self.malformed_column} - {-1})
 
     @property
     def stored(self) -> list[int]:
         """The columns that are in the values."""
         if self.value_column >= 0:
             return [self.value_column]
-        apart = (self.ttl_column, self.delete_column)
+        apart = (self.ttl_column, self.delete_column, self.malformed_column)
         return [at for at in range(len(self.names)) if at not in apart]
 
     @property
@@ -74,46 +77,48 @@ def plan_rows(options: WriteOptions, fields: Sequence[Field]) -> RowPlan:
     Raises:
         ConfigurationError: an option names no column, or one of a wrong type, or is missing.
     """
-    options = _with_defaults(options, [name for name, _ in fields])
+    names = tuple(name for name, _ in fields)
+    options = _with_defaults(options, names)
+    listed = ", ".join(names) or "none"
     if not options.key_columns:
-        _refuse("keyColumn", f"is required; the columns are {_listed(fields)}")
+        _refuse("keyColumn", f"is required; the columns are {listed}")
     if not options.value_column and not options.value_encoding:
         _refuse(
             "valueColumn",
-            f"is required, or valueEncoding for whole rows; the columns are {_listed(fields)}",
+            f"is required, or valueEncoding for whole rows; the columns are {listed}",
         )
-    key_columns = tuple(_find("keyColumn", name, fields) for name in options.key_columns)
+    key_columns = tuple(find_column("keyColumn", name, names) for name in options.key_columns)
     for at in key_columns:
         _check_type("keyColumn", fields[at], KEY_TYPES, "cast it to a string or an integer")
     value_column = order_column = ttl_column = delete_column = -1
     if options.value_column:
-        value_column = _find("valueColumn", options.value_column, fields)
-        advice = "cast it to binary or string, or give valueEncoding instead"
-        _check_type("valueColumn", fields[value_column], VALUE_TYPES, advice)
+        value_column = find_column("valueColumn", options.value_column, names)
+        _check_form("valueColumn", fields[value_column])
     else:
         _check_rows(fields)
     if options.order_column:
-        order_column = _find("orderBy", options.order_column, fields)
+        order_column = find_column("orderBy", options.order_column, names)
         advice = "use a number, a date or a timestamp"
         _check_type("orderBy", fields[order_column], ORDER_TYPES, advice)
     if options.ttl_column:
-        ttl_column = _find("ttlColumn", options.ttl_column, fields)
+        ttl_column = find_column("ttlColumn", options.ttl_column, names)
         advice = "use an integer (milliseconds) or a timestamp"
         _check_type("ttlColumn", fields[ttl_column], TTL_TYPES, advice)
     if options.delete_column:
-        delete_column = _find("deleteColumn", options.delete_column, fields)
+        delete_column = find_column("deleteColumn", options.delete_column, names)
         _check_type("deleteColumn", fields[delete_column], ("boolean",), "cast it to boolean")
     return RowPlan(
-        names=tuple(name for name, _ in fields),
+        names=names,
         key_columns=key_columns,
         value_column=value_column,
         order_column=order_column,
         ttl_column=ttl_column,
         delete_column=delete_column,
+        malformed_column=names.index(MALFORMED) if MALFORMED in names else -1,
     )
 
 
-def _with_defaults(options: WriteOptions, names: list[str]) -> WriteOptions:
+def _with_defaults(options: WriteOptions, names: Sequence[str]) -> WriteOptions:
     """Columns that are exactly ``key`` and ``value`` need no options."""
     if sorted(name.lower() for name in names) != ["key", "value"]:
         return options
@@ -124,16 +129,21 @@ def _with_defaults(options: WriteOptions, names: list[str]) -> WriteOptions:
     )
 
 
-def _find(option: str, name: str, fields: Sequence[Field]) -> int:
-    """Return the place of a column: by its name, or else by its name in any case."""
-    exact = [at for at, (other, _) in enumerate(fields) if other == name]
-    found = exact or [at for at, (other, _) in enumerate(fields) if other.lower() == name.lower()]
+def find_column(option: str, name: str, names: Sequence[str]) -> int:
+    """Return the place of a column: by its name, or else by its name in any case.
+
+    Raises:
+        ConfigurationError: there is none, or more than one.
+    """
+    exact = [at for at, other in enumerate(names) if other == name]
+    found = exact or [at for at, other in enumerate(names) if other.lower() == name.lower()]
     if len(found) > 1:
         _refuse(option, f"there are {len(found)} columns {name!r}; rename all but one")
     if not found:
-        near = difflib.get_close_matches(name, [other for other, _ in fields], n=1)
+        near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        _refuse(option, f"there is no column {name!r} among {_listed(fields)}{hint}")
+        listed = ", ".join(names) or "none"
+        _refuse(option, f"there is no column {name!r} among {listed}{hint}")
     return found[0]
 
 
@@ -148,16 +158,20 @@ def _check_rows(fields: Sequence[Field]) -> None:
     for name in names:
         if names.count(name) > 1:
             _refuse("valueEncoding", f"there are several columns {name!r}; rename all but one")
-    for name, kind in fields:
-        bad = _without_form(kind)
-        if bad:
-            _refuse("valueEncoding", f"column {name!r} holds {bad}: cast it to a string")
+    for field in fields:
+        _check_form("valueEncoding", field)
+
+
+def _check_form(option: str, field: Field) -> None:
+    name, kind = field
+    if bad := _without_form(kind):
+        _refuse(option, f"column {name!r} holds {bad}: cast it to a string")
 
 
 def _without_form(kind: Any) -> str:
     """Return a type within a type that has no form in a value; '' if all have."""
     if not isinstance(kind, dict):
-        return "" if _base(kind) in ROW_TYPES else _shown(kind)
+        return "" if _base(kind) in KEY_TYPES else _shown(kind)
     if kind.get("type") == "struct":
         parts = [field["type"] for field in kind["fields"]]
     elif kind.get("type") == "map" and isinstance(kind["keyType"], dict):
@@ -176,10 +190,6 @@ def _base(kind: Any) -> str:
 
 def _shown(kind: Any) -> str:
     return kind if isinstance(kind, str) else str(kind.get("type"))
-
-
-def _listed(fields: Sequence[Field]) -> str:
-    return ", ".join(name for name, _ in fields) or "none"
 
 
 def _refuse(option: str, reason: str) -> NoReturn:

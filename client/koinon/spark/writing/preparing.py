@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from koinon.core.routing import Routing
-from koinon.driver.node_link import refused
+from koinon.driver.rpc.kv_messages import refused
 from koinon.spark.cluster import Cluster, Retries
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import loads_pb2

@@ -37,11 +37,15 @@ def faults_of(
     batch: Any, plan: RowPlan, keys: Any, values: Any, limits: Limits, lifetimes: Lifetimes
 ) -> list[Fault]:
     """Return the faults of a record batch whose keys and values are these."""
+    malformed = None
+    if plan.malformed_column >= 0:
+        malformed = arrow.truths_of(batch.column(plan.malformed_column).is_valid())
     return find_faults(
         keys,
         values,
         limits,
         batch.select(plan.stored) if plan.value_column < 0 else None,
+        malformed=malformed,
         deleted=deletes_of(batch, plan),
         others=lifetimes.faults_of(batch, plan),
     )

@@ -74,8 +74,7 @@ class RegisterNode:
     """Begin a new epoch of a node; see ``ClusterState`` for what becomes of its partitions.
 
     ``last_node_epoch`` is what the node's store says, ``known_node_epoch`` what the leader's state
-    said when it decided (0: no such node). ``base_epoch_counts``: see ``Stranded.waits_for``; not
-    set in commands of builds that did not know it, which have to be applied as they did.
+    said when it decided (0: no such node).
     """
 
     node_id: NodeId
@@ -86,7 +85,6 @@ class RegisterNode:
     registration_id: str
     known_node_epoch: int
     weight: int = DEFAULT_WEIGHT
-    base_epoch_counts: bool = False
     redis_address: str = ""
     pool: str = ""
     redis_ports: tuple[RedisPort, ...] = ()
@@ -177,6 +175,16 @@ class Move:
     plan_moves: int = 0
     running: bool = False
     cancelled: bool = False
+
+    @property
+    def added(self) -> tuple[NodeNumber, ...]:
+        """The nodes that get a replica by the move."""
+        return tuple(n for n in self.target if n not in self.origin)
+
+    @property
+    def removed(self) -> tuple[NodeNumber, ...]:
+        """The nodes that lose their replica by the move."""
+        return tuple(n for n in self.origin if n not in self.target)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -459,12 +467,22 @@ class Rejected:
     reason: Reason
 
 
+class StoreStanding(Enum):
+    """Relation of the store that a node registers to the store known for that node."""
+
+    KNOWN = "known"
+    OLD = "old"
+    """The same store as it was in an earlier epoch: a rolled-back disk, an old copy put back."""
+    OTHER = "other"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registered:
     """The node's number and epoch. ``copies_lost`` counts the copies that were put out of
     ``in_sync`` because the store is not the one known, ``stranded`` the partitions left without
     any copy by that, ``reclaimed`` those that came back with the store that they had waited for;
-    ``repeated``: this was a copy of a registration applied before.
+    ``repeated``: this was a copy of a registration applied before. ``store`` says how the store
+    stands to the one known, ``known_epoch`` is the node's epoch before (0: there was none).
     """
 
     node_number: NodeNumber
@@ -473,6 +491,8 @@ class Registered:
     stranded: int = 0
     reclaimed: int = 0
     repeated: bool = False
+    store: StoreStanding = StoreStanding.KNOWN
+    known_epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """The data of the replicated state, and the smallest changes of it.
 
-Only ``ClusterState`` has one; the handlers in ``apply`` change it. ``version`` is the handlers' to
-raise: one command raises it once at most, and every row, node or keyspace that the command changes
-bears the version that there is after it.
+Only ``ClusterState`` has one; the ``HANDLERS`` of each subject's module change it. ``version`` is
+the handlers' to raise: one command raises it once at most, and every row, node or keyspace that the
+command changes bears the version that there is after it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from koinon_coordinator.core.cluster.bulk_loads import Loads
 from koinon_coordinator.core.cluster.commands import Applied, Reason, Rejected, Result
-from koinon_coordinator.core.cluster.image import StateImage
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord, StateImage
+from koinon_coordinator.core.cluster.load_rules import Loads
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, KeyspaceList, Keyspaces
 from koinon_proto.contract.table import (
     ClusterConfig,

@@ -17,13 +17,27 @@ than begin again at numbers that were used.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
+from dataclasses import replace
 
-from koinon_coordinator.core.cluster.commands import PartitionChange
+from koinon_coordinator.core.cluster.commands import (
+    AlterPartitions,
+    Applied,
+    AssignPartitions,
+    CreateCluster,
+    ForcePrimary,
+    PartitionChange,
+    PartitionsHosted,
+    Reason,
+    Rejected,
+    Result,
+)
+from koinon_coordinator.core.cluster.data import ClusterData, Handlers
 from koinon_proto.contract.table import (
     NO_NODE,
     SEQUENCE_COUNTER_BITS,
     NodeNumber,
     OfflineReason,
+    PartitionId,
     PartitionRow,
     PartitionStatus,
 )
@@ -250,3 +264,116 @@ def _settle(
         offline_reason=OfflineReason.NO_LIVE_REPLICA if in_sync else OfflineReason.STORE_LOST,
         wanted_primary=row.wanted_primary,
     )
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def _create_cluster(data: ClusterData, command: CreateCluster) -> Result:
+    if data.config is not None:
+        return Rejected(reason=Reason.CLUSTER_EXISTS)
+    data.config = command.config
+    data.version += 1
+    return Applied()
+
+
+def _assign_partitions(data: ClusterData, command: AssignPartitions) -> Result:
+    config = data.config
+    if config is None:
+        return Rejected(reason=Reason.NO_CLUSTER)
+    if data.rows:
+        return Rejected(reason=Reason.ALREADY_ASSIGNED)
+    fits = len(command.replicas) == config.partition_count and all(
+        len(set(replicas)) == len(replicas) == config.replication_factor
+        and data.live.issuperset(replicas)
+        for replicas in command.replicas
+    )
+    if not fits:
+        return Rejected(reason=Reason.BAD_ASSIGNMENT)
+    data.version += 1
+    for partition_id, replicas in enumerate(command.replicas):
+        data.put_row(
+            PartitionRow(
+                partition_id=PartitionId(partition_id),
+                replicas=replicas,
+                in_sync=replicas,
+                primary=replicas[0],
+                primary_epoch=1,
+                partition_epoch=1,
+                status=PartitionStatus.ASSIGNED,
+                changed_at=data.version,
+            )
+        )
+    return Applied(rows_changed=len(data.rows))
+
+
+def _partitions_hosted(data: ClusterData, command: PartitionsHosted) -> Result:
+    record = data.node_at_epoch(command.node_number, command.node_epoch)
+    if isinstance(record, Rejected):
+        return record
+    current = {
+        row.partition_id: row
+        for hosted in command.hosted
+        if (row := data.row(hosted.partition_id)) is not None
+        and row.status is PartitionStatus.ASSIGNED
+        and row.primary == command.node_number
+        and row.primary_epoch == hosted.primary_epoch
+        and row.partition_epoch == hosted.partition_epoch
+    }
+    if not record.confirmed:
+        data.put_node(replace(record, confirmed=True))
+    if not current:
+        return Rejected(reason=Reason.NOTHING_CURRENT)
+    data.version += 1
+    for row in current.values():
+        data.put_row(online(row, version=data.version))
+    return Applied(rows_changed=len(current))
+
+
+def _alter_partitions(data: ClusterData, command: AlterPartitions) -> Result:
+    record = data.node_at_epoch(command.node_number, command.node_epoch)
+    if isinstance(record, Rejected):
+        return record
+    after: dict[PartitionId, PartitionRow] = {}
+    rejected: list[PartitionId] = []
+    for change in command.changes:
+        row = data.row(change.partition_id)
+        wanted = row and altered(
+            row,
+            change,
+            command.node_number,
+            data.live,
+            min_in_sync=data.keyspaces.min_in_sync(row),
+            version=data.version + 1,
+        )
+        if wanted is None or change.partition_id in after:
+            rejected.append(change.partition_id)
+        else:
+            after[change.partition_id] = wanted
+    return data.change_to(after.values(), rejected)
+
+
+def _force_primary(data: ClusterData, command: ForcePrimary) -> Result:
+    row = data.row(command.partition_id)
+    if row is None:
+        return Rejected(reason=Reason.UNKNOWN_PARTITION)
+    if row.partition_epoch != command.partition_epoch:
+        return Rejected(reason=Reason.NOTHING_CURRENT)
+    if row.status is not PartitionStatus.OFFLINE:
+        return Rejected(reason=Reason.NOT_OFFLINE)
+    node = command.node_number
+    if node not in row.replicas or node not in data.live:
+        return Rejected(reason=Reason.NOT_A_REPLICA)
+    after = forced(row, node, version=data.version + 1)
+    if after is None:
+        return Rejected(reason=Reason.BAD_VALUE)
+    return data.change_to([after])
+
+
+HANDLERS: Handlers = {
+    CreateCluster: _create_cluster,
+    AssignPartitions: _assign_partitions,
+    PartitionsHosted: _partitions_hosted,
+    AlterPartitions: _alter_partitions,
+    ForcePrimary: _force_primary,
+}

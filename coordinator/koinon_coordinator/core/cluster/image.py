@@ -4,12 +4,79 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from koinon_coordinator.core.cluster.bulk_loads import NO_LOADS, LoadsImage
-from koinon_coordinator.core.cluster.commands import Move
-from koinon_coordinator.core.cluster.members import NodeRecord, Stranded
+from koinon_coordinator.core.cluster.commands import Move, RegisterNode
+from koinon_coordinator.core.cluster.load_rules import NO_LOADS, LoadsImage
 from koinon_proto.contract.access import NO_ACCESS_STATE, AccessState
 from koinon_proto.contract.keyspaces import NO_KEYSPACES, KeyspaceList
-from koinon_proto.contract.table import ClusterConfig, MoveSettings, PartitionRow
+from koinon_proto.contract.table import (
+    ClusterConfig,
+    MoveSettings,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    PartitionRow,
+)
+
+LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLife:
+    """A store as the last process on it left it."""
+
+    store_id: str
+    node_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stranded:
+    """A partition whose last in-sync replica went with its store, and that store. If its last epoch
+    was never confirmed, ``registration_id`` made it, after ``base_node_epoch``; else "" and 0.
+    """
+
+    partition_id: PartitionId
+    node: NodeNumber
+    store: StoreLife
+    registration_id: str = ""
+    base_node_epoch: int = 0
+
+    def waits_for(self, number: NodeNumber, command: RegisterNode) -> bool:
+        """Return whether the node registers the very store that was lost. One that never heard the
+        answer of its last registration says the epoch before, and repeats that registration.
+        """
+        if (number, command.store_id) != (self.node, self.store.store_id):
+            return False
+        unanswered = (self.registration_id, self.base_node_epoch)
+        return command.last_node_epoch == self.store.node_epoch or (
+            self.registration_id != ""
+            and unanswered == (command.registration_id, command.last_node_epoch)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """A node and the registration that made its current epoch. ``draining`` outlives a fence, under
+    which ``info.status`` does not show it.
+    """
+
+    info: NodeInfo
+    registration_id: str
+    base_node_epoch: int
+    confirmed: bool
+    draining: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.info.status in LIVE_STATUSES
+
+    @property
+    def left(self) -> bool:
+        return self.info.status is NodeStatus.LEFT
+
+    @property
+    def store(self) -> StoreLife:
+        return StoreLife(self.info.store_id, self.info.node_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,82 +22,37 @@ unconfirmed epoch, hence no write was acknowledged under it. So a registration i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from koinon_coordinator.core.cluster.commands import RegisterNode
+from koinon_coordinator.core.cluster import election
+from koinon_coordinator.core.cluster.commands import (
+    Applied,
+    ConfirmRegistration,
+    FenceNode,
+    Reason,
+    Registered,
+    RegisterNode,
+    Rejected,
+    Result,
+    SetNodeStatus,
+    StoreStanding,
+)
+from koinon_coordinator.core.cluster.data import ClusterData, Handlers
+from koinon_coordinator.core.cluster.image import NodeRecord, Stranded
 from koinon_proto.contract.table import (
     NodeInfo,
     NodeNumber,
     NodeStatus,
     PartitionId,
+    PartitionRow,
     registration_digest,
 )
 
-LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
 NODE_EPOCH_MAX = (1 << 64) - 1  # the largest that a table or a snapshot can carry
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLife:
-    """A store as the last process on it left it."""
-
-    store_id: str
-    node_epoch: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stranded:
-    """A partition whose last in-sync replica went with its store, and that store. If its last epoch
-    was never confirmed, ``registration_id`` made it, after ``base_node_epoch``; else "" and 0.
-    """
-
-    partition_id: PartitionId
-    node: NodeNumber
-    store: StoreLife
-    registration_id: str = ""
-    base_node_epoch: int = 0
-
-    def waits_for(self, number: NodeNumber, command: RegisterNode) -> bool:
-        """Return whether the node registers the very store that was lost. One that never heard the
-        answer of its last registration says the epoch before, and repeats that registration.
-        """
-        if (number, command.store_id) != (self.node, self.store.store_id):
-            return False
-        unanswered = (self.registration_id, self.base_node_epoch)
-        return command.last_node_epoch == self.store.node_epoch or (
-            command.base_epoch_counts
-            and self.registration_id != ""
-            and unanswered == (command.registration_id, command.last_node_epoch)
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRecord:
-    """A node and the registration that made its current epoch. ``draining`` outlives a fence, under
-    which ``info.status`` does not show it.
-    """
-
-    info: NodeInfo
-    registration_id: str
-    base_node_epoch: int
-    confirmed: bool
-    draining: bool = False
-
-    @property
-    def live(self) -> bool:
-        return self.info.status in LIVE_STATUSES
-
-    @property
-    def left(self) -> bool:
-        return self.info.status is NodeStatus.LEFT
-
-    @property
-    def store(self) -> StoreLife:
-        return StoreLife(self.info.store_id, self.info.node_epoch)
-
-
 def stranded(known: NodeRecord, partition_id: PartitionId) -> Stranded:
-    """Return that the partition waits for the store that the node had."""
+    """Return the entry of a partition that waits for the store that the node had."""
     return Stranded(
         partition_id=partition_id,
         node=known.info.number,
@@ -191,8 +146,163 @@ def is_copy(known: NodeRecord, command: RegisterNode) -> bool:
     )
 
 
+def standing(known: NodeRecord, command: RegisterNode) -> StoreStanding:
+    """Compare the store that registers with the store known for the node."""
+    if is_known_store(known, command):
+        return StoreStanding.KNOWN
+    is_old = (
+        command.store_id == known.info.store_id and command.last_node_epoch < known.info.node_epoch
+    )
+    return StoreStanding.OLD if is_old else StoreStanding.OTHER
+
+
 def is_known_store(known: NodeRecord, command: RegisterNode) -> bool:
     """Return whether the store holds all that was ever acknowledged under this node."""
     if known.info.store_id != command.store_id:
         return False
     return command.last_node_epoch == known.info.node_epoch or is_copy(known, command)
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def _register_node(data: ClusterData, command: RegisterNode) -> Result:
+    if data.config is None:
+        return Rejected(reason=Reason.NO_CLUSTER)
+    known = data.node_by_id(command.node_id)
+    epoch = next_epoch(known, command)
+    if known is None:
+        if command.known_node_epoch:
+            return Rejected(reason=Reason.STALE_EPOCH)
+        if epoch is None:
+            return Rejected(reason=Reason.BAD_VALUE)
+        return _add_node(data, command, epoch)
+    if known.live and is_copy(known, command):
+        return _repeat_registration(data, known, command)
+    if command.known_node_epoch != known.info.node_epoch:
+        return Rejected(reason=Reason.STALE_EPOCH)
+    if known.info.status is NodeStatus.LEFT:
+        return Rejected(reason=Reason.NODE_LEFT)
+    if epoch is None:
+        return Rejected(reason=Reason.BAD_VALUE)
+    return _renew_node(data, known, command, epoch)
+
+
+def _add_node(data: ClusterData, command: RegisterNode, epoch: int) -> Result:
+    data.last_number += 1
+    data.version += 1
+    number = NodeNumber(data.last_number)
+    data.put_node(registered(command, number, epoch, data.version))
+    return Registered(node_number=number, node_epoch=epoch)
+
+
+def _repeat_registration(data: ClusterData, known: NodeRecord, command: RegisterNode) -> Result:
+    after = repeated(known, command, data.version + 1)
+    if after is not known:
+        data.version += 1
+        data.put_node(after)
+    info = known.info
+    return Registered(node_number=info.number, node_epoch=info.node_epoch, repeated=True)
+
+
+def _renew_node(data: ClusterData, known: NodeRecord, command: RegisterNode, epoch: int) -> Result:
+    number = known.info.number
+    data.version += 1
+    data.put_node(registered(command, number, epoch, data.version, draining=known.draining))
+    store = standing(known, command)
+    if store is StoreStanding.KNOWN:
+        data.change_rows(
+            lambda row: election.with_registered(row, number, data.live, version=data.version)
+        )
+        return Registered(node_number=number, node_epoch=epoch)
+    lost, stranded_count = _lose_store(data, known)
+    reclaimed = _reclaim(data, number, command)
+    return Registered(
+        node_number=number,
+        node_epoch=epoch,
+        copies_lost=lost,
+        stranded=stranded_count,
+        reclaimed=reclaimed,
+        store=store,
+        known_epoch=known.info.node_epoch,
+    )
+
+
+def _lose_store(data: ClusterData, known: NodeRecord) -> tuple[int, int]:
+    """Put the node out of every ``in_sync``; return how many rows that were, and how many of
+    them have no replica in sync now.
+    """
+    number = known.info.number
+    lost = [row.partition_id for row in data.rows if number in row.in_sync]
+    data.change_rows(
+        lambda row: election.with_store_lost(row, number, data.live, version=data.version)
+    )
+    bare = [p for p in lost if not data.rows[p].in_sync]
+    for p in bare:
+        data.stranded[p] = stranded(known, p)
+    return len(lost), len(bare)
+
+
+def _reclaim(data: ClusterData, number: NodeNumber, command: RegisterNode) -> int:
+    """Bring back the partitions that wait for this store; return how many."""
+    waiting = {p for p, entry in data.stranded.items() if entry.waits_for(number, command)}
+
+    def change(row: PartitionRow) -> PartitionRow:
+        if row.partition_id not in waiting:
+            return row
+        return election.with_store_returned(row, number, data.live, version=data.version)
+
+    return data.change_rows(change) if waiting else 0
+
+
+def _confirm_registration(data: ClusterData, command: ConfirmRegistration) -> Result:
+    record = data.node_at_epoch(command.node_number, command.node_epoch)
+    if isinstance(record, Rejected):
+        return record
+    if record.confirmed:
+        return Rejected(reason=Reason.ALREADY_CONFIRMED)
+    data.put_node(replace(record, confirmed=True))
+    return Applied()
+
+
+def _fence_node(data: ClusterData, command: FenceNode) -> Result:
+    record = data.node_at_epoch(command.node_number, command.node_epoch)
+    if isinstance(record, Rejected):
+        return record
+    data.version += 1
+    data.put_node(fenced(record, data.version))
+    changed = data.change_rows(
+        lambda row: election.without_fenced(
+            row,
+            command.node_number,
+            data.live,
+            min_in_sync=data.keyspaces.min_in_sync(row),
+            version=data.version,
+        )
+    )
+    return Applied(rows_changed=changed)
+
+
+def _set_node_status(data: ClusterData, command: SetNodeStatus) -> Result:
+    record = data.nodes.get(command.node_number)
+    if record is None:
+        return Rejected(reason=Reason.UNKNOWN_NODE)
+    if command.status is NodeStatus.FENCED:
+        return Rejected(reason=Reason.BAD_VALUE)
+    if record.left:
+        leaves_again = command.status is NodeStatus.LEFT
+        return Applied() if leaves_again else Rejected(reason=Reason.NODE_LEFT)
+    if command.status is NodeStatus.LEFT and data.is_in_use(command.node_number):
+        return Rejected(reason=Reason.NODE_IN_USE)
+    after = with_status(record, command.status, data.version + 1)
+    data.version += after.info != record.info
+    data.put_node(after)
+    return Applied()
+
+
+HANDLERS: Handlers = {
+    RegisterNode: _register_node,
+    ConfirmRegistration: _confirm_registration,
+    FenceNode: _fence_node,
+    SetNodeStatus: _set_node_status,
+}

@@ -22,10 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from koinon_coordinator.core.cluster.bulk_loads import NO_LOADS, Load, LoadsImage
 from koinon_coordinator.core.cluster.commands import Move
-from koinon_coordinator.core.cluster.image import StateImage
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord, StateImage
+from koinon_coordinator.core.cluster.load_rules import NO_LOADS, Load, LoadsImage
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.table import (

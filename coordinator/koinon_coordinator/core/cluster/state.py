@@ -4,7 +4,7 @@
 give the same state on every member) and total: a command that was valid when it was proposed may
 be stale when it commits, so ``apply`` checks the epochs again and answers ``Rejected``; it never
 raises for a stale or a repeated command. Nothing here knows of time, sessions or leases. What it
-holds is in ``data``; ``apply`` has a module for the commands of each subject.
+holds is in ``data``; each subject's module has its rules and its ``HANDLERS``, by command.
 
 Registration and the stores
 ---------------------------
@@ -36,9 +36,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from types import MappingProxyType
 
-from koinon_coordinator.core.cluster import access
-from koinon_coordinator.core.cluster.apply import keyspaces, members, moves, partitions
-from koinon_coordinator.core.cluster.bulk_loads import Loads
+from koinon_coordinator.core.cluster import (
+    access_rules,
+    election,
+    keyspace_rules,
+    members,
+    move_steps,
+)
 from koinon_coordinator.core.cluster.commands import (
     AccessChanged,
     AccessCommand,
@@ -50,8 +54,8 @@ from koinon_coordinator.core.cluster.commands import (
     Result,
 )
 from koinon_coordinator.core.cluster.data import ClusterData, Handlers
-from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, StateImage
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, NodeRecord, StateImage
+from koinon_coordinator.core.cluster.load_rules import Loads
 from koinon_proto.contract.access import Access
 from koinon_proto.contract.keyspaces import Keyspaces
 from koinon_proto.contract.table import (
@@ -197,16 +201,16 @@ class ClusterState:
         data = self._data
         if data.config is None:
             return Rejected(reason=Reason.NO_CLUSTER)
-        fault = access.fault(data.access, command, data.keyspaces)
+        fault = access_rules.fault(data.access, command, data.keyspaces)
         if fault is not None:
             return Rejected(reason=fault.reason)
-        data.access = access.changed(data.access, command)
+        data.access = access_rules.changed(data.access, command)
         return AccessChanged(version=data.access.version)
 
 
 _APPLY: Handlers = {
     **members.HANDLERS,
-    **partitions.HANDLERS,
-    **moves.HANDLERS,
-    **keyspaces.HANDLERS,
+    **election.HANDLERS,
+    **move_steps.HANDLERS,
+    **keyspace_rules.HANDLERS,
 }

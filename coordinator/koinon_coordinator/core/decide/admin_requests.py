@@ -14,7 +14,7 @@ from koinon_coordinator.core.cluster.commands import (
     SetNodeStatus,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.cluster_errors import (
     MembershipChangeError,

@@ -1,10 +1,11 @@
 """The choice of the moves that go on, and what the others wait for: the leader's part. Pure.
 
 A queued move starts when every node that it adds or removes has fewer than ``moves_per_node`` moves
-running that add or remove it, what it adds is live, and a node leads the partition (else there is
-no node to copy from, and it would only take another's place). A running one is finished as soon as
-nothing of it is missing, and turned back when a node that it waits for has been fenced for
-``TURN_BACK_AFTER_S``. While an operator has paused moves, nothing of this is done.
+running that add or remove it, what it adds is live and has room for the copy (``room``), and a node
+leads the partition (else there is no node to copy from, and it would only take another's place).
+A running one is finished as soon as nothing of it is missing, and turned back when a node that it
+waits for has been fenced for ``TURN_BACK_AFTER_S``. While an operator has paused moves, nothing of
+this is done.
 
 ``moves.py`` says what each step makes of a row; here is only when. How long a node has been fenced
 is soft: the leader counts it, from the fence or from its own beginning.
@@ -12,11 +13,8 @@ is soft: the leader counts it, from the fence or from its own beginning.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
 
 from koinon_coordinator.core.cluster.commands import (
     CancelMoves,
@@ -25,8 +23,11 @@ from koinon_coordinator.core.cluster.commands import (
     Move,
     StartMoves,
 )
-from koinon_coordinator.core.cluster.moves import can_finish, can_turn_back
+from koinon_coordinator.core.cluster.move_steps import can_finish, can_turn_back
 from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.copy_progress import Progress, Stage
+from koinon_coordinator.core.decide.room import Room, Shortage
+from koinon_coordinator.core.planning.plan_builder import megabytes
 from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,
@@ -39,70 +40,10 @@ TURN_BACK_AFTER_S = 30.0
 """A process that only restarts is back in a few seconds, and goes on where it was. One that stays
 away for longer may never come back, and keeps other moves from a place among ``moves_per_node``.
 """
-PACE_WINDOW_S = 10.0
 REPAIR_PREFIX = "repair-"
 """Of the ``plan_id`` of moves that replace a node which stayed away: they are dropped if it is back
 before they have begun.
 """
-
-
-class Stage(IntEnum):
-    """The stages of a replica on its way into sync; numbers are those of the wire."""
-
-    WAITING = 1
-    SNAPSHOT = 2
-    CATCH_UP = 3
-    LIVE = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """A node's report of a replica that is not in sync yet. Totals are estimates, 0: unknown."""
-
-    partition_id: PartitionId
-    stage: Stage
-    records: int = 0
-    bytes: int = 0
-    records_total: int = 0
-    bytes_total: int = 0
-
-
-ProgressOf = Mapping[NodeNumber, Mapping[PartitionId, Progress]]
-
-
-def received_since(before: Mapping[PartitionId, Progress], now: Iterable[Progress]) -> int:
-    """Return the bytes that a node received from what it said before to what it says now. A replica
-    that it speaks of for the first time counts whole, one that began anew from its beginning.
-    """
-    received = 0
-    for progress in now:
-        known = before.get(progress.partition_id)
-        since = known.bytes if known is not None and known.bytes <= progress.bytes else 0
-        received += progress.bytes - since
-    return received
-
-
-class Pace:
-    """Bytes a second, over about the last ``PACE_WINDOW_S``: what came counts less the older it is.
-    What came of a replica after its node spoke of it last is not seen.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._began_at = self._at = now
-        self._bytes = 0.0
-
-    def add(self, size: int, now: float) -> None:
-        """Count ``size`` bytes that have come until now."""
-        self._bytes = self._bytes_at(now) + size
-        self._at = now
-
-    def per_second(self, now: float) -> float:
-        """Return the pace at ``now``."""
-        seen = -math.expm1(-(now - self._began_at) / PACE_WINDOW_S)
-        return self._bytes_at(now) / (PACE_WINDOW_S * seen) if seen > 0 else 0.0
-
-    def _bytes_at(self, now: float) -> float:
-        return self._bytes * math.exp(-max(0.0, now - self._at) / PACE_WINDOW_S)
 
 
 class Fences:
@@ -141,6 +82,7 @@ def next_step(
     state: ClusterState,
     fenced_s: Mapping[NodeNumber, float],
     rereplicate_after_s: float,
+    room: Room,
     but: Collection[type[Command]] = (),
 ) -> Command | None:
     """Return the command that takes moves on, for as many as it can, and is of none of the kinds
@@ -153,7 +95,7 @@ def next_step(
     for partition_ids, command in (
         (_to_cancel(state, fenced_s, rereplicate_after_s), CancelMoves),
         (_to_finish(state), FinishMoves),
-        (_to_start(state), StartMoves),
+        (_to_start(state, room), StartMoves),
     ):
         if partition_ids and command not in but:
             return command(partition_ids=partition_ids)
@@ -182,13 +124,12 @@ def _is_stuck(state: ClusterState, move: Move, gone: set[NodeNumber]) -> bool:
 
 def _is_moot(state: ClusterState, move: Move, lost: set[NodeNumber]) -> bool:
     """Return whether a queued move's target is given up, or the node that it replaces is back."""
-    if not lost.isdisjoint(_added(move)):
+    if not lost.isdisjoint(move.added):
         return True
-    removed = [n for n in move.origin if n not in move.target]
     return (
         move.plan_id.startswith(REPAIR_PREFIX)
-        and bool(removed)
-        and all(is_live(state, n) for n in removed)
+        and bool(move.removed)
+        and all(is_live(state, n) for n in move.removed)
     )
 
 
@@ -203,31 +144,34 @@ def _to_finish(state: ClusterState) -> tuple[PartitionId, ...]:
     )
 
 
-def _to_start(state: ClusterState) -> tuple[PartitionId, ...]:
+def _to_start(state: ClusterState, room: Room) -> tuple[PartitionId, ...]:
     limit = state.move_settings.moves_per_node
     load = moves_by_node(state.moves.values())
     started = []
     for move in state.moves.values():
         if move.running:
             continue
-        touched = _touched(move)
-        if all(load[n] < limit for n in touched) and not _obstacle(state, move):
+        touched = (*move.added, *move.removed)
+        if (
+            all(load[n] < limit for n in touched)
+            and not _obstacle(state, move, room)
+            and room.shortage(move) is None
+        ):
             load.update(touched)
+            room.reserve(move)
             started.append(move.partition_id)
     return tuple(started)
 
 
 def moves_by_node(moves: Iterable[Move]) -> Counter[NodeNumber]:
     """Count the running moves that add or remove each node."""
-    return Counter(n for move in moves if move.running for n in _touched(move))
+    return Counter(n for move in moves if move.running for n in (*move.added, *move.removed))
 
 
 # --- for people --------------------------------------------------------------------------------
 
 
-def waits_for(
-    state: ClusterState, move: Move, load: Mapping[NodeNumber, int], progress: ProgressOf
-) -> str:
+def waits_for(state: ClusterState, move: Move, load: Mapping[NodeNumber, int], room: Room) -> str:
     """Return what the move waits for, in words; "" if it is about to go on by itself.
 
     ``load`` is what ``moves_by_node`` counts.
@@ -235,20 +179,35 @@ def waits_for(
     if state.move_settings.paused:
         return "paused"
     if move.running:
-        return _running_waits_for(state, move, progress)
-    obstacle = _obstacle(state, move)
+        return _running_waits_for(state, move, room)
+    obstacle = _obstacle(state, move, room)
     if obstacle:
         return obstacle
     limit = state.move_settings.moves_per_node
-    for node in _touched(move):
+    for node in (*move.added, *move.removed):
         count = load.get(node, 0)
         if count >= limit:
             of = f"one of the {count} moves" if count > 1 else "the move"
             return f"waits for {of} of {_name(state, node)}"
-    return ""
+    shortage = room.shortage(move)
+    return "" if shortage is None else _for_room(state, shortage)
 
 
-def _running_waits_for(state: ClusterState, move: Move, progress: ProgressOf) -> str:
+def _for_room(state: ClusterState, shortage: Shortage) -> str:
+    needs, has = megabytes(shortage.needs_bytes), megabytes(shortage.has_bytes)
+    node = _name(state, shortage.node)
+    return f"waits for room on {node} (needs {needs}, has {has}: {shortage.limit})"
+
+
+def short_of_room(state: ClusterState, room: Room) -> list[Shortage]:
+    """Return the shortage of each move that does not go on for want of room."""
+    if state.move_settings.paused:
+        return []
+    found = (room.shortage(move) for move in state.moves.values())
+    return [shortage for shortage in found if shortage is not None]
+
+
+def _running_waits_for(state: ClusterState, move: Move, room: Room) -> str:
     row, keyspace = state.row(move.partition_id), state.keyspaces.of(move.partition_id)
     if row is None or keyspace is None or can_finish(keyspace, row, move):
         return ""
@@ -260,9 +219,12 @@ def _running_waits_for(state: ClusterState, move: Move, progress: ProgressOf) ->
         return "the partition is offline"
     if row.status is not PartitionStatus.ONLINE:
         return f"{_name(state, row.primary)} is taking over as primary"
+    shortage = room.shortage(move)
+    if shortage is not None:
+        return _for_room(state, shortage)
     if missing:
         return "; ".join(
-            _copying(state, n, row.primary, progress.get(n, {}).get(move.partition_id))
+            _copying(state, n, row.primary, room.progress.get(n, {}).get(move.partition_id))
             for n in missing
         )
     able = [n for n in (row.wanted_primary, *row.target) if n in row.in_sync and is_live(state, n)]
@@ -281,14 +243,17 @@ def _copying(
     return f"copying to {name}"
 
 
-def _obstacle(state: ClusterState, move: Move) -> str:
+def _obstacle(state: ClusterState, move: Move, room: Room) -> str:
     """Return what makes a queued move useless, beside the number of others; "": nothing."""
-    down = [n for n in _added(move) if not is_live(state, n)]
+    down = [n for n in move.added if not is_live(state, n)]
     if down:
         return f"{_names(state, down)} {'is' if len(down) == 1 else 'are'} down"
     row = state.row(move.partition_id)
     if row is None or row.primary == NO_NODE:
         return "the partition is offline"
+    unheard = [n for n in move.added if not room.is_known(n)]
+    if unheard:
+        return f"this leader has not heard yet how much room {_names(state, unheard)} has"
     return ""
 
 
@@ -313,14 +278,6 @@ def _missing(state: ClusterState, move: Move) -> list[NodeNumber]:
     needed = keyspace.min_in_sync_among(len(move.target))
     too_few = len(move.target) - len(missing) < needed
     return missing if too_few else []
-
-
-def _added(move: Move) -> list[NodeNumber]:
-    return [n for n in move.target if n not in move.origin]
-
-
-def _touched(move: Move) -> list[NodeNumber]:
-    return _added(move) + [n for n in move.origin if n not in move.target]
 
 
 def _name(state: ClusterState, number: NodeNumber) -> str:

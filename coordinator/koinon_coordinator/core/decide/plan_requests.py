@@ -11,13 +11,13 @@ second needs, which may then run beside whatever changes the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
 from koinon_coordinator.core.cluster.commands import AcceptPlan, Move
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.admin_requests import (
     REPLICATION_FACTOR_MAX,
@@ -26,6 +26,7 @@ from koinon_coordinator.core.decide.admin_requests import (
     named_node,
 )
 from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX
+from koinon_coordinator.core.decide.room import Room
 from koinon_coordinator.core.planning.by_keyspace import KeyspaceLayout, in_pool, plan_each
 from koinon_coordinator.core.planning.planner import (
     Layout,
@@ -80,8 +81,8 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTask:
-    """The input of a plan; equal tasks have the same plan. ``successor`` takes the places of
-    ``emptied``; ``NO_NODE`` where the kind has none.
+    """The input of a plan; equal tasks have the same plan as long as the nodes' room suffices.
+    ``successor`` takes the places of ``emptied``; ``NO_NODE`` where the kind has none.
     """
 
     wish: PlanWish
@@ -90,8 +91,8 @@ class PlanTask:
     successor: NodeNumber = NO_NODE
 
 
-def plan_task(state: ClusterState, wish: PlanWish) -> PlanTask:
-    """Return what planning needs to know of the state.
+def plan_task(state: ClusterState, wish: PlanWish, room: Room) -> PlanTask:
+    """Return what planning needs to know of the state, and of the nodes' room.
 
     Raises:
         ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, UnknownKeyspaceError
@@ -99,13 +100,13 @@ def plan_task(state: ClusterState, wish: PlanWish) -> PlanTask:
     """
     check_bootstrapped(state)
     if wish.kind is PlanKind.REBALANCE:
-        return PlanTask(wish=wish, layouts=layouts_of(state))
+        return PlanTask(wish=wish, layouts=layouts_of(state, room))
     if wish.kind is PlanKind.REPLICATION_FACTOR:
         keyspace = state.keyspaces.named(wish.keyspace)
         _check_factor(state, keyspace, wish.replication_factor)
-        return PlanTask(wish=wish, layouts=(layout_of(state, keyspace),))
+        return PlanTask(wish=wish, layouts=(layout_of(state, keyspace, room),))
     emptied = _member(named_node(state, wish.node_id)).info.number
-    layouts = _holding(layouts_of(state, emptied=(emptied,)), emptied)
+    layouts = _holding(layouts_of(state, room, emptied=(emptied,)), emptied)
     if wish.kind is PlanKind.DRAIN:
         return PlanTask(wish=wish, layouts=layouts, emptied=emptied)
     successor = _member(named_node(state, wish.with_node_id, "with_node_id"))
@@ -136,9 +137,9 @@ def _planner(task: PlanTask) -> Callable[[Layout], Plan]:
     return partial(plan_replace, old=task.emptied, new=task.successor)
 
 
-def plan(state: ClusterState, wish: PlanWish) -> Planned:
+def plan(state: ClusterState, wish: PlanWish, room: Room) -> Planned:
     """Return the plan for the wish, at once; raises as ``plan_task``."""
-    return planned(plan_task(state, wish))
+    return planned(plan_task(state, wish, room))
 
 
 def accepted(plan_id: str, plan: Plan) -> list[AcceptPlan]:
@@ -192,14 +193,16 @@ def repair_task(state: ClusterState, lost: Collection[NodeNumber]) -> RepairTask
     )
 
 
-def repair_layouts(state: ClusterState, task: RepairTask) -> tuple[KeyspaceLayout, ...]:
+def repair_layouts(state: ClusterState, task: RepairTask, room: Room) -> tuple[KeyspaceLayout, ...]:
     """Return the state as the planner sees it, in which only the task's partitions may move."""
     concerned = [
         keyspace
         for keyspace in state.keyspaces
         if not task.partition_ids.isdisjoint(keyspace.partition_ids)
     ]
-    return tuple(layout_of(state, keyspace, movable=task.partition_ids) for keyspace in concerned)
+    return tuple(
+        layout_of(state, keyspace, room, movable=task.partition_ids) for keyspace in concerned
+    )
 
 
 def repair(layouts: tuple[KeyspaceLayout, ...], task: RepairTask) -> Plan:
@@ -220,15 +223,16 @@ def repair_plan_id(plan: Plan) -> str:
 
 
 def layouts_of(
-    state: ClusterState, *, emptied: Collection[NodeNumber] = ()
+    state: ClusterState, room: Room, *, emptied: Collection[NodeNumber] = ()
 ) -> tuple[KeyspaceLayout, ...]:
     """Return all keyspaces as the planner sees them, with ``emptied`` taken for draining."""
-    return tuple(layout_of(state, keyspace, emptied=emptied) for keyspace in state.keyspaces)
+    return tuple(layout_of(state, keyspace, room, emptied=emptied) for keyspace in state.keyspaces)
 
 
 def layout_of(
     state: ClusterState,
     keyspace: Keyspace,
+    room: Room,
     *,
     emptied: Collection[NodeNumber] = (),
     movable: Container[PartitionId] | None = None,
@@ -243,11 +247,12 @@ def layout_of(
         if move is not None or (movable is not None and p not in movable):
             fixed.add(PartitionId(place))
     layout = Layout(
-        nodes=in_pool(_plan_nodes(state, emptied), keyspace.pool),
+        nodes=in_pool(_with_room(_plan_nodes(state, emptied), room), keyspace.pool),
         replicas=tuple(replicas),
         fixed=frozenset(fixed),
         replication_factor=keyspace.replication_factor,
         names={record.info.number: record.info.node_id for record in state.nodes},
+        sizes=tuple(room.size(PartitionId(p)) for p in keyspace.partition_ids),
     )
     return KeyspaceLayout(name=keyspace.name, base=keyspace.base, layout=layout)
 
@@ -273,6 +278,16 @@ def _plan_nodes(state: ClusterState, emptied: Collection[NodeNumber]) -> tuple[P
         for record in state.nodes
         if not record.left
         for info in (record.info,)
+    )
+
+
+def _with_room(nodes: Sequence[PlanNode], room: Room) -> tuple[PlanNode, ...]:
+    known = room.for_plans
+    return tuple(
+        replace(node, room=known[node.number][0], room_limit=known[node.number][1])
+        if node.number in known
+        else replace(node, room_known=False)
+        for node in nodes
     )
 
 

@@ -6,7 +6,7 @@ Decisions only read. They return the command to propose, or raise the typed erro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from koinon_coordinator.core.cluster.commands import (
@@ -15,7 +15,7 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionChange,
     RegisterNode,
 )
-from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.image import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.sessions import NEVER, Sessions
 from koinon_coordinator.core.planning.initial_placement import place
@@ -144,26 +144,34 @@ def decide_registration(
     return RegisterNode(
         **asdict(request),
         known_node_epoch=known.info.node_epoch if known is not None else 0,
-        base_epoch_counts=True,
     )
 
 
-def decide_heartbeat(
-    state: ClusterState, node_id: str, node_epoch: int, registration_id: str = ""
-) -> NodeRecord:
-    """Return the record of the node that speaks, if it names the registration that made its epoch.
-    (Builds before name none, and are believed.)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sender:
+    """The node that a request says it comes from: its epoch, and the registration that made it."""
+
+    cluster_id: str
+    node_id: str
+    node_epoch: int
+    registration_id: str
+
+
+def check_sender(state: ClusterState, sender: Sender) -> NodeRecord:
+    """Return the sender's record, if its registration made the node's current epoch.
 
     Raises:
         UnknownNodeError, NodeFencedError: the sender has to register (anew).
     """
-    record = state.node_by_id(node_id)
+    record = state.node_by_id(sender.node_id)
     if record is None:
-        raise UnknownNodeError(node_id=node_id)
-    is_other = registration_id not in ("", record.registration_id)
-    if record.info.node_epoch != node_epoch or not record.live or is_other:
+        raise UnknownNodeError(node_id=sender.node_id)
+    claimed = sender.node_epoch, sender.registration_id
+    if not record.live or claimed != (record.info.node_epoch, record.registration_id):
         raise NodeFencedError(
-            node_id=node_id, node_epoch=node_epoch, current_node_epoch=record.info.node_epoch
+            node_id=sender.node_id,
+            node_epoch=sender.node_epoch,
+            current_node_epoch=record.info.node_epoch,
         )
     return record
 
@@ -194,7 +202,7 @@ def decide_bootstrap(
 
 
 def decide_hosted(
-    state: ClusterState, record: NodeRecord, hosted: list[HostedPartition]
+    state: ClusterState, record: NodeRecord, hosted: Iterable[HostedPartition]
 ) -> list[HostedPartition]:
     """Return those acknowledgements that still say something new."""
     waiting = {row.partition_id: row for row in state.assigned_to(record.info.number)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from koinon_coordinator.core.planning.model import Balance, Layout, Plan, PlanNode, Refusal
-from koinon_proto.contract.table import PartitionId
+from koinon_proto.contract.table import NodeNumber, PartitionId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +41,13 @@ def in_pool(nodes: Sequence[PlanNode], pool: str) -> tuple[PlanNode, ...]:
 
 
 def plan_each(parts: Sequence[KeyspaceLayout], make: Callable[[Layout], Plan]) -> Plan:
-    """Return the plans of all keyspaces as one."""
-    plans = [(part, make(part.layout)) for part in parts]
+    """Return the plans of all keyspaces as one. Each has the room that those before it leave."""
+    plans: list[tuple[KeyspaceLayout, Plan]] = []
+    taken: Counter[NodeNumber] = Counter()  # bytes, by the plans so far
+    for part in parts:
+        plan = make(_with_less_room(part.layout, taken))
+        plans.append((part, plan))
+        taken.update(_bytes_taken(part.layout, plan))
     if len(plans) == 1 and not plans[0][0].base:
         return plans[0][1]
     return Plan(
@@ -58,6 +63,22 @@ def plan_each(parts: Sequence[KeyspaceLayout], make: Callable[[Layout], Plan]) -
             _of_keyspace(refusal, part) for part, plan in plans for refusal in plan.refusals
         ),
     )
+
+
+def _with_less_room(layout: Layout, taken: Counter[NodeNumber]) -> Layout:
+    nodes = tuple(replace(node, room=node.room - taken[node.number]) for node in layout.nodes)
+    return replace(layout, nodes=nodes)
+
+
+def _bytes_taken(layout: Layout, plan: Plan) -> Counter[NodeNumber]:
+    """Return the bytes that each node gets by the plan, less those that it is rid of."""
+    taken: Counter[NodeNumber] = Counter()
+    if layout.sizes:
+        for move in plan.moves:
+            size = layout.sizes[move.partition_id]
+            taken.update(dict.fromkeys(set(move.target) - set(move.origin), size))
+            taken.subtract(dict.fromkeys(set(move.origin) - set(move.target), size))
+    return taken
 
 
 def _summed(balances: Iterable[Sequence[Balance]]) -> tuple[Balance, ...]:

@@ -117,6 +117,14 @@ class Draft:
         self.rows[partition].remove(old)
         self.count[old] -= 1
 
+    def restore(self, partition: int) -> None:
+        """Make the row what it was before the plan."""
+        for i in self.rows[partition]:
+            self.count[i] -= 1
+        for i in self.origin[partition]:
+            self.count[i] += 1
+        self.rows[partition] = list(self.origin[partition])
+
     def reorder(self, partition: int) -> None:
         """Put each old member into its old place as far as it goes, and the new ones between."""
         origin, members = self.origin[partition], self.rows[partition]
@@ -128,6 +136,14 @@ class Draft:
 
     def changed(self, partition: int) -> bool:
         return tuple(self.rows[partition]) != self.origin[partition]
+
+    def added(self, partition: int) -> list[int]:
+        """Return the nodes that the row has gained."""
+        return [i for i in self.rows[partition] if i not in self.origin[partition]]
+
+    def dropped(self, partition: int) -> list[int]:
+        """Return the nodes that the row has lost."""
+        return [i for i in self.origin[partition] if i not in self.rows[partition]]
 
     def replicas(self, row: Iterable[int]) -> Replicas:
         """Return the members' node numbers."""

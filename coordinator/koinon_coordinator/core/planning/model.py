@@ -9,6 +9,8 @@ from enum import Enum
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 Replicas = tuple[NodeNumber, ...]
+UNBOUNDED = 1 << 62
+"""The room of a node that says no bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,12 @@ class PlanNode:
     gives: bool = False
     pool: str = ""
     gives_because: str = "is being drained"
+    # The bytes that it may still take once every move that is queued or under way is over; below 0
+    # where it holds too many already. It changes all the time, and makes no two nodes differ.
+    room: int = field(default=UNBOUNDED, compare=False)
+    room_limit: str = field(default="", compare=False)  # the bound behind ``room``, for people
+    room_known: bool = field(default=True, compare=False)  # whether the node was heard yet
+    replicas_max: int = UNBOUNDED  # of one keyspace: more would not fit into ``room``
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +44,8 @@ class Layout:
 
     ``replicas[p]`` are the replicas that partition ``p`` has once every move that is queued or
     under way is over, preferred primary first. The partitions that have such a move are ``fixed``:
-    they are counted and not touched. ``names`` serve the texts only.
+    they are counted and not touched. ``names`` serve the texts only. ``sizes[p]`` estimates the
+    bytes that a replica of ``p`` takes; (): none takes any.
     """
 
     nodes: tuple[PlanNode, ...]
@@ -44,6 +53,8 @@ class Layout:
     fixed: frozenset[PartitionId]
     replication_factor: int
     names: Mapping[NodeNumber, str] = field(default_factory=dict)
+    sizes: tuple[int, ...] = field(default=(), compare=False)
+    rest_by_size: bool = field(default=False, compare=False)  # see ``room.place_by_size``
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +82,14 @@ class RefusalCode(Enum):
     """Partitions need a change and have a move queued or under way: plan again after it."""
     NODE_DOWN = "node_down"
     """A node is down: it keeps its replicas, or it cannot take any."""
+    NO_ROOM = "no_room"
+    """A node has no room for replicas that it was to get. Partitions are named where nobody else
+    could take them either.
+    """
+    ROOM_UNKNOWN = "room_unknown"
+    """The room of a node that gets replicas is not known: nothing is left undone, but its moves
+    wait until the node is heard.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

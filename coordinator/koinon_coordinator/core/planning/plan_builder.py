@@ -11,6 +11,7 @@ from koinon_coordinator.core.planning.draft import Draft
 from koinon_coordinator.core.planning.graphs import LeadGraph, Ranking, ReplicaGraph
 from koinon_coordinator.core.planning.leveling import Levels, flow_balance
 from koinon_coordinator.core.planning.model import Layout, Plan, PlannedMove, Refusal, RefusalCode
+from koinon_coordinator.core.planning.room import place_by_size, take_back_what_does_not_fit
 from koinon_coordinator.core.planning.shares import fair_shares, fair_shares_by_rack
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
@@ -86,11 +87,13 @@ class PlanBuilder:
                 rack_upper[rack] += rows * room
                 node_room[rack] += rows * (room > 0)
         place = {i: at for at, i in enumerate(draft.takers)}
+        held_max = [draft.nodes[i].replicas_max for i in draft.takers]
+        most = [low + node_room[draft.rack[i]] for i, low in zip(draft.takers, upper, strict=True)]
         shares = fair_shares_by_rack(
             total,
             [draft.weight[i] for i in draft.takers],
             [lower[i] for i in draft.takers],
-            [low + node_room[draft.rack[i]] for i, low in zip(draft.takers, upper, strict=True)],
+            [max(low, min(bounds)) for low, *bounds in zip(upper, most, held_max, strict=True)],
             [[place[i] for i in members] for members in draft.takers_by_rack],
             rack_upper,
         )
@@ -303,9 +306,42 @@ class PlanBuilder:
         racks = {draft.rack[i] for i in draft.rows[p]}
         return len(draft.rack_names) > 1 and len(racks) < len(draft.rows[p]) and draft.cap[p] > 1
 
+    def _refuse_beyond_room(self) -> None:
+        """Take back what does not fit into the nodes' room, and say so."""
+        draft = self.draft
+        sizes = self.layout.sizes or [0] * len(draft.rows)
+        coming = Counter(i for p in draft.pinned for i in draft.added(p))
+        taken_back, left = take_back_what_does_not_fit(draft, sizes)
+        if self.layout.rest_by_size:
+            again = {p for partitions in taken_back.values() for p in partitions}
+            placed = place_by_size(draft, again, self._leaving, sizes, left)
+            taken_back = {
+                node: rest
+                for node, partitions in taken_back.items()
+                if (rest := [p for p in partitions if p not in placed])
+            }
+        for node, partitions in sorted(taken_back.items()):
+            it = draft.nodes[node]
+            needs = megabytes(sum(sizes[p] for p in partitions))
+            reason = (
+                f"{self.name(node)} has no room for {len(partitions)} of the {coming[node]} "
+                f"replicas that it was to get: these take {needs}, and the node may take "
+                f"{megabytes(max(0, it.room))} more in all ({it.room_limit}); start it with a "
+                "greater --map-size-bytes, give it a larger disk, or add nodes"
+            )
+            self.refuse(RefusalCode.NO_ROOM, reason, node=node, partitions=sorted(partitions))
+        for node, count in sorted(coming.items()):
+            if not draft.nodes[node].room_known:
+                reason = (
+                    f"{self.name(node)} has not said yet how much room it has: whether its {count} "
+                    "new replicas fit is not known, and its moves wait until it does"
+                )
+                self.refuse(RefusalCode.ROOM_UNKNOWN, reason, node=node)
+
     def finish(self) -> Plan:
         """Return the plan of all that has changed."""
         draft = self.draft
+        self._refuse_beyond_room()
         moves = tuple(
             PlannedMove(
                 partition_id=PartitionId(p),
@@ -358,6 +394,11 @@ def _of(had: int, levels: Levels, node: int) -> str:
     low, high = levels.low[node], levels.high[node]
     share = f"{low}" if low == high else f"{low} or {high}"
     return f"{had} of its share of {share} partitions"
+
+
+def megabytes(size: int) -> str:
+    """Return a number of bytes for people."""
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _words(count: int) -> str:

@@ -14,9 +14,10 @@ Goals, in this order:
 
 Constraints: partitions with a move queued or under way are counted and not touched. A node that is
 down keeps its replicas, and the nodes that take replicas share the others. No plan leaves a
-partition with fewer replicas than it had unless fewer are wanted: what cannot be done is refused,
-with a code. Pure and deterministic: the same layout gives the same plan. Executed, a rebalance
-leaves nothing for the next one.
+partition with fewer replicas than it had unless fewer are wanted, and none gives a node more bytes
+than it has room for (``room``): what cannot be done is refused, with a code. Pure and
+deterministic: the same layout gives the same plan. Executed, a rebalance leaves nothing for the
+next one.
 
 Algorithm. Shares come first: max-min fair by weight, clipped to what a node or a rack can hold
 (``shares``). Then what must change changes: a replica on a node that is to be emptied, a second one
@@ -49,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from koinon_coordinator.core.planning.model import (
     Balance,
@@ -61,6 +63,7 @@ from koinon_coordinator.core.planning.model import (
     Replicas,
 )
 from koinon_coordinator.core.planning.plan_builder import PlanBuilder
+from koinon_coordinator.core.planning.room import within_room
 from koinon_proto.contract.table import NodeNumber
 
 __all__ = [
@@ -82,6 +85,10 @@ __all__ = [
 
 def plan_rebalance(layout: Layout) -> Plan:
     """Return the moves after which everything holds that the module's docstring wants."""
+    return within_room(_rebalanced, layout)
+
+
+def _rebalanced(layout: Layout) -> Plan:
     builder = PlanBuilder(layout)
     nodes, rows = builder.draft.nodes, builder.draft.rows
     factor = layout.replication_factor
@@ -116,20 +123,21 @@ def plan_drain(layout: Layout, node: NodeNumber) -> Plan:
     ``layout`` says already that the node takes no replicas. A replica without another node to go to
     stays where it is and is refused.
     """
-    return _plan_leave(layout, {node: "is being drained"})
+    return within_room(partial(_plan_leave, reasons={node: "is being drained"}), layout)
 
 
 def plan_repair(layout: Layout, dead: frozenset[NodeNumber]) -> Plan:
     """Return the moves that replace the replicas of dead nodes, and nothing else, as far as there
     are nodes that may take them.
     """
-    return _plan_leave(layout, dict.fromkeys(dead, "is lost"))
+    return within_room(partial(_plan_leave, reasons=dict.fromkeys(dead, "is lost")), layout)
 
 
 def plan_replace(layout: Layout, old: NodeNumber, new: NodeNumber) -> Plan:
     """Return the moves by which ``new`` takes every place of ``old``, in the same order.
 
-    Where ``new``, or its rack, has a replica already, ``old`` keeps its own, and this is refused.
+    Where ``new``, or its rack, has a replica already, or ``new`` has no room, ``old`` keeps its
+    own, and this is refused.
     """
     builder = PlanBuilder(layout)
     draft = builder.draft
@@ -170,6 +178,10 @@ def plan_replication_factor(layout: Layout, factor: int) -> Plan:
     More: the nodes furthest below their shares get them. Fewer: nodes that take none lose theirs
     first, then racks with two, then the nodes furthest above their shares.
     """
+    return within_room(partial(_with_factor, factor=factor), layout)
+
+
+def _with_factor(layout: Layout, factor: int) -> Plan:
     builder = PlanBuilder(layout)
     draft = builder.draft
     staying = sum(not node.gives for node in draft.nodes)

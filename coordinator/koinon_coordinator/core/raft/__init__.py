@@ -1,7 +1,12 @@
 """Raft as a pure state machine: see `raft` for the core, `ready` for what it puts out."""
 
-from koinon_coordinator.core.raft.config import TERM_JUMP_MAX, TERM_MAX, RaftCoreConfig, Refusal
 from koinon_coordinator.core.raft.configuration import Configuration, ConfigurationFormatError
+from koinon_coordinator.core.raft.core_config import (
+    TERM_JUMP_MAX,
+    TERM_MAX,
+    RaftCoreConfig,
+    Refusal,
+)
 from koinon_coordinator.core.raft.log import (
     Entry,
     EntryKind,

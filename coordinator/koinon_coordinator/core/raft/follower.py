@@ -6,7 +6,7 @@ they claim is durable, which is the core's business.
 
 import zlib
 
-from koinon_coordinator.core.raft.config import RaftCoreConfig
+from koinon_coordinator.core.raft.core_config import RaftCoreConfig
 from koinon_coordinator.core.raft.log import RaftLog, Snapshot
 from koinon_coordinator.core.raft.messages import (
     AppendReply,

@@ -11,11 +11,12 @@ Commitment (Raft paper, 5.4.2): only an entry of the leader's own term is commit
 and only durable copies count, the leader's own not excepted.
 """
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 
-from koinon_coordinator.core.raft.config import RaftCoreConfig, Refusal
 from koinon_coordinator.core.raft.configuration import Configuration
+from koinon_coordinator.core.raft.core_config import RaftCoreConfig, Refusal
 from koinon_coordinator.core.raft.log import EntryKind, LogPosition, RaftLog
 from koinon_coordinator.core.raft.messages import (
     AppendReply,
@@ -78,7 +79,7 @@ class Leader:
         self._open_reads: deque[ReadRound] = deque()  # rounds sent and not answered by a quorum
         self._open_read_count = 0
         self._uncommitted_bytes = 0  # of own proposals, against the bound
-        self.finished_reads: list[tuple[int, object]] = []  # (index, context)
+        self._finished_reads: list[tuple[int, object]] = []  # (index, context)
         self.transfer: LeadershipTransfer | None = None
         self.progress: dict[str, Progress] = {}
         self._log.append(term, EntryKind.NOOP, b"")
@@ -150,6 +151,11 @@ class Leader:
         if address in current.members.values():
             return Refusal.ADDRESS_IN_USE
         return self._change(current.with_learner(member_id, address), now)
+
+    def change_own_address(self, address: str, now: float) -> LogPosition | Refusal:
+        """Take another address, as the only member: no other has to find this one to commit it."""
+        assert set(self._log.configuration.members) == {self._id}
+        return self._change(Configuration(voters={self._id: address}), now)
 
     def promote(self, member_id: str, now: float) -> LogPosition | Refusal:
         current = self._log.configuration
@@ -244,9 +250,19 @@ class Leader:
         while self._open_reads and self._open_reads[0].round_id <= self._rounds.answered:
             finished = self._open_reads.popleft()
             self._open_read_count -= len(finished.contexts)
-            self.finished_reads.extend((finished.index, c) for c in finished.contexts)
+            self._finished_reads.extend((finished.index, c) for c in finished.contexts)
 
     # -- time
+
+    def take_finished_reads(self) -> tuple[tuple[int, object], ...]:
+        """Return (index, context) of the reads whose round is answered and whose index has been
+        handed out for apply; each once.
+        """
+        finished = self._finished_reads
+        count = bisect_right(finished, self._log.applied_index, key=lambda read: read[0])
+        taken = tuple(finished[:count])
+        del finished[:count]
+        return taken
 
     def tick(self, now: float) -> str | None:
         """Heartbeats and deadlines; the member whose transfer was given up, if one was."""

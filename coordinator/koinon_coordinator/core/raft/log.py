@@ -127,6 +127,11 @@ class RaftLog:
         """The one in force: the newest appended, committed or not."""
         return self.configurations.current
 
+    def is_configured(self, member_id: str) -> bool:
+        """Return whether the newest configuration, or the committed one, names the member."""
+        committed = self.configurations.at(self.commit_index)
+        return member_id in self.configuration or member_id in committed
+
     @property
     def has_uncommitted_configuration(self) -> bool:
         return self.configurations.current_index > self.commit_index

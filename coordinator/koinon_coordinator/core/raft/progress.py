@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from koinon_coordinator.core.raft.config import RaftCoreConfig
+from koinon_coordinator.core.raft.core_config import RaftCoreConfig
 from koinon_coordinator.core.raft.log import Entry, Snapshot
 
 

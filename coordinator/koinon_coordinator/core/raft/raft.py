@@ -20,12 +20,11 @@ campaign before the save that is out has come back.
 """
 
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from koinon_coordinator.core.raft.config import TERM_JUMP_MAX, RaftCoreConfig, Refusal
 from koinon_coordinator.core.raft.configuration import Configuration
+from koinon_coordinator.core.raft.core_config import TERM_JUMP_MAX, RaftCoreConfig, Refusal
 from koinon_coordinator.core.raft.follower import SnapshotAssembly, accept_append
 from koinon_coordinator.core.raft.leader import Leader
 from koinon_coordinator.core.raft.log import Entry, InvariantError, LogPosition, RaftLog, Snapshot
@@ -146,12 +145,7 @@ class RaftCore:
         committed one, since a leader that is being removed leads until that is committed. So has a
         leader those that it still tells of their removal."""
         known = member_id == self.leader_id or member_id in self.progress
-        return known or self._is_configured(member_id)
-
-    def _is_configured(self, member_id: str) -> bool:
-        log = self.log
-        committed = log.configurations.at(log.commit_index)
-        return member_id in log.configuration or member_id in committed
+        return known or self.log.is_configured(member_id)
 
     def listens_to(self, sender: str, now: float) -> bool:
         """Return whether messages of this sender count: the driver steps no others."""
@@ -228,7 +222,7 @@ class RaftCore:
         """Return whether somebody who may be no member says that more is committed than this log
         has. From a member it means that this one has lost entries, and it stops."""
         beyond = request.commit_index > self.log.last_index
-        return beyond and not self._is_configured(request.sender)
+        return beyond and not self.log.is_configured(request.sender)
 
     def propose(self, command: bytes, now: float) -> LogPosition | Refusal:
         """Append a command; where it stands in the log, or why it was not taken."""
@@ -251,6 +245,11 @@ class RaftCore:
     def add_learner(self, member_id: str, address: str, now: float) -> LogPosition | Refusal:
         leader = self._leader_in_touch(now)
         return leader.add_learner(member_id, address, now) if leader else Refusal.NOT_LEADER
+
+    def change_own_address(self, address: str, now: float) -> LogPosition | Refusal:
+        """Take another address, as the only member of the group."""
+        leader = self._leader_in_touch(now)
+        return leader.change_own_address(address, now) if leader else Refusal.NOT_LEADER
 
     def promote(self, member_id: str, now: float) -> LogPosition | Refusal:
         """Make a voter of a learner that has caught up."""
@@ -534,7 +533,7 @@ class RaftCore:
             messages=messages,
             messages_after_persist=later,
             committed=self.log.take_committed(self._config.apply_entries_max),
-            finished_reads=self._take_finished_reads(),
+            finished_reads=self._leader.take_finished_reads() if self._leader else (),
             events=self._take_events(),
             configuration=self._take_configuration(),
         )
@@ -552,16 +551,6 @@ class RaftCore:
         self.log.confirm_persisted()
         if self._leader is not None:
             self._leader.advance_commit()
-
-    def _take_finished_reads(self) -> tuple[tuple[int, object], ...]:
-        """Reads whose round is answered and whose index has been handed out for apply."""
-        if self._leader is None:
-            return ()
-        finished = self._leader.finished_reads
-        count = bisect_right(finished, self.log.applied_index, key=lambda read: read[0])
-        taken = tuple(finished[:count])
-        del finished[:count]
-        return taken
 
     def _take_events(self) -> tuple[Event, ...]:
         role = RoleChange(role=self.role, term=self.term, leader_id=self.leader_id)

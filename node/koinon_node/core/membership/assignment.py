@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from koinon_node.core.formats.records import U64Array
 from koinon_node.core.quotas import Share, shares_of
-from koinon_node.core.records import U64Array
 from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionStatus, Table
 
 

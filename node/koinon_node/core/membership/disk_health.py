@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from koinon_node.core.commit_group import CommitGroup
+from koinon_node.core.writes.commit_group import CommitGroup
 
 _STEP_S_MAX = 0.25  # from one look to the next
 _RECENT, _RECENT_S = 64, 60.0  # commits that tell how long one usually takes

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs, U8Array, U64Array
+from koinon_node.core.formats.records import NO_SEQUENCE, PartitionEpochs, U8Array, U64Array
 
 
 class CopyState(IntFlag):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from koinon_node.core.records import EpochStart
-from koinon_proto.contract.table import first_sequence
+from koinon_node.core.formats.records import EpochStart
+from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, first_sequence
 
 
 class Lineage(NamedTuple):
@@ -35,6 +35,17 @@ def common_point(mine: Lineage, theirs: Lineage) -> int:
         if other is not None:
             return min(mine.end_of(index), theirs.end_of(other))
     return 0
+
+
+def last_common(lineage: Lineage, sequence: int) -> int | None:
+    """Return the largest sequence up to ``sequence`` through which the lineage has all that any
+    other had which has written ``sequence``; None: it does not know its own past so far back.
+    """
+    epoch = sequence >> SEQUENCE_COUNTER_BITS
+    for index in reversed(range(len(lineage.history))):
+        if lineage.history[index].primary_epoch <= epoch:
+            return min(sequence, lineage.end_of(index))
+    return None
 
 
 def cut(history: Sequence[EpochStart], sequence: int) -> tuple[EpochStart, ...]:

@@ -34,8 +34,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from koinon_node.core.formats.records import BoolArray
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.records import BoolArray
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 

@@ -40,7 +40,7 @@ from heapq import heappop, heappush
 from itertools import zip_longest
 from typing import NamedTuple
 
-from koinon_node.core.records import NO_SEQUENCE, EpochStart, PartitionEpochs
+from koinon_node.core.formats.records import NO_SEQUENCE, EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import (

@@ -27,9 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.records import (
+from koinon_node.core.formats.records import (
     NO_SEQUENCE,
     BoolArray,
     EpochStart,
@@ -39,7 +37,9 @@ from koinon_node.core.records import (
 )
 from koinon_node.core.replication.copies import Copies
 from koinon_node.core.replication.epoch_history import Lineage, common_point
-from koinon_node.core.write_decisions import Primaries
+from koinon_node.core.writes.commit_group import CommitGroup
+from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.core.writes.write_decisions import Primaries
 from koinon_proto.contract.table import (
     NO_NODE,
     SEQUENCE_COUNTER_BITS,
@@ -156,6 +156,7 @@ class ReplicaTracker:
         self.numbers: list[NodeNumber] = []  # by slot
         self.any_required = False  # whether any partition has a required follower
         self.any_replicated = False  # whether any row has more than one replica
+        self._has_unready = False  # whether a partition was adopted that may not be ready yet
         self._looked_at = 0.0  # monotonic seconds
         self._size = -1  # of rows in the table, which keyspaces make longer
         self._resize(0, 0)
@@ -296,12 +297,16 @@ class ReplicaTracker:
         self.epochs[p] = epochs
         self.streamed[p] = self.completed[p] = epochs << np.uint64(SEQUENCE_COUNTER_BITS)
         self.adopted_at[p] = now
+        self._has_unready |= bool(p)
         self.require(p)
 
     def take_ready(self) -> list[int]:
         """Return (once) the partitions that may be served now."""
+        if not self._has_unready:  # this is asked at each acknowledgement
+            return []
         waiting = np.flatnonzero(self.led & ~self.ready)
         if not len(waiting):
+            self._has_unready = False
             return []
         starts = self.epochs[waiting] << np.uint64(40)
         missing = self.required[:, waiting] & (self.acked[:, waiting] < starts)
@@ -430,7 +435,14 @@ class ReplicaTracker:
 
     def covers(self, touched: U32Array, lasts: U64Array) -> bool:
         """Return whether all who have to hold these."""
-        return not self.any_required or not self.missing(touched, lasts).any()
+        if not self.any_required:
+            return True
+        if len(touched) == 1:  # of a put alone: numbers cost less than arrays of one
+            p, last = touched.item(), lasts.item()
+            acked = self.acked[:, p].tolist()
+            required = self.required[:, p].tolist()
+            return all(held >= last for held, has_to in zip(acked, required, strict=True) if has_to)
+        return not self.missing(touched, lasts).any()
 
     def now_complete(self, *, stuck_too: bool = False) -> list[CommitGroup]:
         """Return the durable groups that are complete, for the caller to say so. Those that have
@@ -449,7 +461,11 @@ class ReplicaTracker:
         return found
 
     def _complete(self, touched: U32Array, lasts: U64Array) -> None:
-        self.completed[touched] = np.maximum(self.completed[touched], lasts)
+        if len(touched) == 1:
+            p = touched.item()
+            self.completed[p] = max(self.completed[p], lasts.item())
+        else:
+            self.completed[touched] = np.maximum(self.completed[touched], lasts)
 
     def drained(self, p: int) -> bool:
         """Return whether all that was ever written in this epoch is complete."""

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from koinon_node.core.updates import KEEP, NEVER, Expiry, ExpiryKind, parse_integer
-from koinon_node.resp.errors import CROSS_SLOT, NOT_AN_INTEGER, RefusedError
-from koinon_node.serving.request_limits import check_key
+from koinon_node.core.writes.updates import (
+    INTEGER_MAX,
+    INTEGER_MIN,
+    KEEP,
+    NEVER,
+    Expiry,
+    ExpiryKind,
+    parse_integer,
+)
+from koinon_node.partition.request_limits import check_key
+from koinon_node.resp.error_replies import CROSS_SLOT, NOT_AN_INTEGER, RefusedError
 from koinon_proto.contract.errors import NotANumberError
 from koinon_proto.contract.table import MAX_TTL_MS
 from koinon_proto.partitioner import slot_of
@@ -42,12 +50,22 @@ def keys_of_one_slot(keys: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def expiry(kind: ExpiryKind, number: bytes, unit_ms: int, now_ms: int, command: str) -> Expiry:
-    """Return the expiry that a command is given; it may be over."""
+    """Return the expiry that a command is given; it may be over. What Redis refuses is refused
+    here: a number of milliseconds beyond 64 bits, however far in the past.
+    """
     ms = integer(number) * unit_ms
+    latest_ms = INTEGER_MAX if kind is ExpiryKind.AT else INTEGER_MAX - now_ms
+    if not INTEGER_MIN <= ms <= latest_ms:
+        raise RefusedError(invalid_expiry(command))
     after_ms = ms - now_ms if kind is ExpiryKind.AT else ms
     if after_ms > MAX_TTL_MS:
-        raise RefusedError(f"ERR invalid expire time in '{command}' command")
+        raise RefusedError(f"{invalid_expiry(command)}: nothing lives longer than 100 years here")
     return Expiry(kind, ms)
+
+
+def invalid_expiry(command: str) -> str:
+    """Build Redis's error for an expiry time out of range."""
+    return f"ERR invalid expire time in '{command}' command"
 
 
 def positive_expiry(
@@ -56,35 +74,46 @@ def positive_expiry(
     """As ``expiry``, of a command that takes only what is above 0."""
     found = expiry(kind, number, unit_ms, now_ms, command)
     if found.ms <= 0:
-        raise RefusedError(f"ERR invalid expire time in '{command}' command")
+        raise RefusedError(invalid_expiry(command))
     return found
 
 
-_OF_EXPIRY = (b"EX", b"KEEPTTL", b"PERSIST")
-"""Of these a command has one at most."""
+_VALUES_COMPARED = (b"IFEQ", b"IFNE")
+_ALTERNATIVES = (
+    frozenset((*_KINDS, b"KEEPTTL", b"PERSIST")),
+    frozenset((b"NX", b"XX", *_VALUES_COMPARED)),
+)
+"""Of each set a command has one option at most. It may name that one again: the last counts."""
 
 
 class Options:
-    """The options at the end of a command, taken one by one."""
+    """The options at the end of a command: ``flags`` are those of these names that it may have;
+    EX stands for all that name an expiry.
+    """
 
-    def __init__(self, arguments: Sequence[bytes], command: str, now_ms: int) -> None:
-        self._left = list(reversed(arguments))
-        self._command = command
-        self._now_ms = now_ms
-        self.expiry: Expiry | None = None
-        self.flags: set[bytes] = set()
-
-    def take(self, *flags: bytes) -> None:
-        """Take all: these flags, each once; an expiry, KEEPTTL and PERSIST where they are named."""
-        while self._left:
-            name = self._left.pop().upper()
-            if name in _KINDS and b"EX" in flags and self.expiry is None and self._left:
-                kind, unit_ms = _KINDS[name]
-                number = self._left.pop()
-                self.expiry = positive_expiry(kind, number, unit_ms, self._now_ms, self._command)
-            elif name in _OF_EXPIRY and name in flags and name != b"EX" and self.expiry is None:
-                self.expiry = KEEP if name == b"KEEPTTL" else NEVER
-            elif name in flags and name not in _OF_EXPIRY and name not in self.flags:
-                self.flags.add(name)
-            else:
+    def __init__(self, arguments: Sequence[bytes], *flags: bytes) -> None:
+        self.flags: dict[bytes, bytes] = {}
+        """By name, in capital letters: the value that follows it, or b''."""
+        left = list(reversed(arguments))
+        while left:
+            name = left.pop().upper()
+            if not (name in flags or (name in _KINDS and b"EX" in flags)):
                 raise RefusedError(SYNTAX)
+            others = (alike - {name} for alike in _ALTERNATIVES if name in alike)
+            has_value = name in _KINDS or name in _VALUES_COMPARED
+            if any(not other.isdisjoint(self.flags) for other in others) or (
+                has_value and not left
+            ):
+                raise RefusedError(SYNTAX)
+            self.flags[name] = left.pop() if has_value else b""
+
+    def expiry(self, command: str, now_ms: int) -> Expiry | None:
+        """Return the expiry that they name, if they do."""
+        if b"KEEPTTL" in self.flags:
+            return KEEP
+        if b"PERSIST" in self.flags:
+            return NEVER
+        for name in self.flags.keys() & _KINDS.keys():
+            kind, unit_ms = _KINDS[name]
+            return positive_expiry(kind, self.flags[name], unit_ms, now_ms, command)
+        return None

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from koinon_node.resp import errors, wire
+from koinon_node.resp import wire
 from koinon_node.resp.commands.arguments import integer
 from koinon_node.resp.commands.rules import check_counting
-from koinon_node.resp.commands.table import Arguments, Outcome, Subcommands, command, subcommand
-from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.commands.scans import pages_of
+from koinon_node.resp.commands.spec import subcommands
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import Arguments, Outcome
 from koinon_node.resp.session import Session
 from koinon_node.resp.topology import SlotRange, Topology, cluster_node_id
-from koinon_node.serving.batches import ScanPage
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.table import SLOT_COUNT, NodeInfo, NodeStatus
 from koinon_proto.partitioner import slot_of
 
 _BUS_PORT_ABOVE = 10_000  # where Redis would have its bus; no server listens there
-_PAGE_ROWS = 1_000
 _CHOSEN_WITH_CLUSTER = (
     "That is chosen when a cluster is made: koinon coordinator --partitioner crc16, or koinon up "
     "--partitioner crc16"
@@ -159,58 +157,27 @@ def _countkeysinslot(session: Session, arguments: Arguments) -> Outcome:
 
 
 async def _count_in_slot(session: Session, partition_id: int, slot: int) -> bytes:
-    if partition_id not in session.served.led():
-        return wire.ZERO  # as Redis says of another node's slot
     found = 0
-    after_key: bytes | None = b""
-    while after_key is not None:
-        session.served.keyspace()  # raises if it is gone: its partitions may be another's
-        answer = await session.service.scan(
-            ScanPage(
-                table_version=0,
-                partition_ids=(partition_id,),
-                prefix=b"",
-                after_key=after_key,
-                limit=_PAGE_ROWS,
-                keys_only=True,
-            )
-        )
-        found += sum(slot_of(key) == slot for key in answer.keys)
-        after_key = answer.next_cursor[1] if answer.next_cursor is not None else None
-        await asyncio.sleep(0)  # a scan need not wait for anything
-    return wire.integer(found)
+    if partition_id in session.served.led():
+        async for keys in pages_of(session, (partition_id,), b"", counted=True):
+            found += sum(slot_of(key) == slot for key in keys)
+    is_led = partition_id in session.served.led()
+    return wire.integer(found if is_led else 0)  # 0: as Redis says of another node's slot
 
 
-_SUBCOMMANDS: Subcommands = {
-    b"SLOTS": (2, _slots),
-    b"SHARDS": (2, _shards),
-    b"NODES": (2, _nodes),
-    b"INFO": (2, _info),
-    b"MYID": (2, _myid),
-    b"KEYSLOT": (3, _keyslot),
-    b"COUNTKEYSINSLOT": (3, _countkeysinslot),
-}
+cluster = subcommands(
+    {
+        b"SLOTS": (2, _slots),
+        b"SHARDS": (2, _shards),
+        b"NODES": (2, _nodes),
+        b"INFO": (2, _info),
+        b"MYID": (2, _myid),
+        b"KEYSLOT": (3, _keyslot),
+        b"COUNTKEYSINSLOT": (3, _countkeysinslot),
+    }
+)
 
 
-@command("CLUSTER", -2, errors.guest)
-def cluster(session: Session, arguments: Arguments) -> Outcome:
-    """Tell where the slots are."""
-    return subcommand(_SUBCOMMANDS, session, arguments)
-
-
-@command("READONLY", 1, errors.guest, flags=("fast",))
-def readonly(session: Session, arguments: Arguments) -> Outcome:
-    """Reads go to primaries in any case."""
-    return wire.OK
-
-
-@command("READWRITE", 1, errors.guest, flags=("fast",))
-def readwrite(session: Session, arguments: Arguments) -> Outcome:
-    """As it is."""
-    return wire.OK
-
-
-@command("WAIT", 3, errors.guest)
 def wait(session: Session, arguments: Arguments) -> Outcome:
     """Say how many backups have what was written: all in sync have, since it was answered."""
     integer(arguments[1])

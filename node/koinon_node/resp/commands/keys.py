@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from koinon_node.core import records
-from koinon_node.core.updates import NEVER, Expire, ExpireIf, Expiry, ExpiryKind
-from koinon_node.resp import errors, wire
-from koinon_node.resp.commands.arguments import expiry, keys_of_one_slot
-from koinon_node.resp.commands.koinon_commands import was_there
-from koinon_node.resp.commands.table import (
-    Arguments,
-    Encoded,
-    Handler,
-    Outcome,
-    Read,
-    Row,
-    Write,
-    Written,
-    command,
+from koinon_node.core.formats import records
+from koinon_node.core.writes.joint_updates import Copy
+from koinon_node.core.writes.updates import (
+    NEVER,
+    Expire,
+    ExpireIf,
+    ExpiryKind,
+    Result,
+    parse_integer,
 )
-from koinon_node.resp.errors import RefusedError
+from koinon_node.partition.request_limits import check_expiry, check_key
+from koinon_node.resp import wire
+from koinon_node.resp.commands import replies
+from koinon_node.resp.commands.arguments import SYNTAX, expiry, integer, keys_of_one_slot
+from koinon_node.resp.commands.spec import Handler, subcommands
+from koinon_node.resp.commands.strings import update_of
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import Arguments, Encoded, Jointly, Outcome, Read, Row, Write
 from koinon_node.resp.session import Session
-from koinon_node.serving.request_limits import check_expiry, check_key
+from koinon_proto.contract.errors import NotANumberError
 
-_READ = ("readonly", "fast")
-_ONE, _ALL = (1, 1, 1), (1, -1, 1)
 _NO_KEY, _NO_EXPIRY = b":-2\r\n", b":-1\r\n"
 _CONDITIONS = {
     frozenset[bytes](): ExpireIf.ANY,
@@ -40,94 +39,127 @@ _CONDITIONS = {
 
 
 def delete(session: Session, arguments: Arguments) -> Outcome:
-    """Delete records; say how many there were."""
+    """Delete records; reply with the number of those that were there."""
     keys = keys_of_one_slot(arguments[1:])
-    return Write([Row(key, is_delete=True) for key in keys], was_there)
+    return Write([Row(key, is_delete=True) for key in keys], replies.count_deleted)
 
 
-command("DEL", -2, errors.guest, flags=("write",), keys=_ALL)(delete)
-command("UNLINK", -2, errors.guest, flags=("write", "fast"), keys=_ALL)(delete)
+def _tells(tell: Callable[[bytes], bytes]) -> Handler:
+    """Return the handler of a subcommand of OBJECT that replies with a fact about a value."""
+
+    def reply(found: Sequence[Encoded]) -> bytes:
+        return wire.NIL if found[0] is None else tell(records.value_of(found[0]))
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        check_key(arguments[2])
+        return Read((arguments[2],), reply)
+
+    return handler
 
 
-def exists(session: Session, arguments: Arguments) -> Outcome:
-    """Say how many of the keys are there."""
-    return Read(keys_of_one_slot(arguments[1:]), _how_many)
+def _encoding(value: bytes) -> bytes:
+    try:
+        parse_integer(value)
+    except NotANumberError:
+        return wire.bulk(b"embstr" if len(value) <= _EMBEDDED_BYTES_MAX else b"raw")
+    return wire.bulk(b"int")
 
 
-command("EXISTS", -2, errors.guest, flags=_READ, keys=_ALL)(exists)
-command("TOUCH", -2, errors.guest, flags=_READ, keys=_ALL)(exists)  # nothing is evicted
+_EMBEDDED_BYTES_MAX = 44
+_NO_FREQUENCY = wire.error(
+    "ERR An LFU maxmemory policy is not selected, access frequency not tracked."
+)
+# The answers that Redis would give, since clients and their tests ask for them.
+object_ = subcommands(
+    {
+        b"ENCODING": (3, _tells(_encoding)),
+        b"FREQ": (3, _tells(lambda _: _NO_FREQUENCY)),
+        b"IDLETIME": (3, _tells(lambda _: wire.ZERO)),  # nothing is evicted, so uses are not noted
+        b"REFCOUNT": (3, _tells(lambda _: wire.ONE)),
+    }
+)
 
 
-def _how_many(found: Sequence[Encoded]) -> bytes:
-    return wire.integer(sum(record is not None for record in found))
+# --- two keys that lie together ----------------------------------------------------------------
 
 
-@command("TYPE", 2, errors.guest, flags=_READ, keys=_ONE)
-def type_(session: Session, arguments: Arguments) -> Outcome:
-    """Say of which type a value is: there is only one."""
-    check_key(arguments[1])
-    return Read((arguments[1],), _type_of)
+def renames(done: bytes, *, replaced: bool) -> Handler:
+    """Return the handler of RENAME or RENAMENX, which replies ``done`` once it took place."""
+
+    def reply(result: Result) -> bytes:
+        if result is None:
+            return wire.error("ERR no such key")
+        return done if result else wire.ZERO
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        keys = keys_of_one_slot(arguments[1:])
+        return Jointly(keys, Copy(moved=True, replaced=replaced), reply)
+
+    return handler
 
 
-def _type_of(found: Sequence[Encoded]) -> bytes:
-    return wire.simple("none" if found[0] is None else "string")
+def copy(session: Session, arguments: Arguments) -> Outcome:
+    """Write a record under another key, too."""
+    keys, options = keys_of_one_slot(arguments[1:3]), list(arguments[3:])
+    replaced = False
+    while options:
+        name = options.pop(0).upper()
+        if name == b"DB" and options:
+            if integer(options.pop(0)):
+                raise RefusedError("ERR DB index is out of range")
+        elif name == b"REPLACE":
+            replaced = True
+        else:
+            raise RefusedError(SYNTAX)
+    if keys[0] == keys[1]:
+        raise RefusedError("ERR source and destination objects are the same")
+    return Jointly(keys, Copy(moved=False, replaced=replaced), replies.one_or_zero)
 
 
 # --- when they expire --------------------------------------------------------------------------
 
 
-def _tells_expiry(answer: Callable[[int, int], int]) -> Handler:
-    """Return the handler of a command that answers with (expires_at_ms, now_ms)."""
+def tells_expiry(unit_ms: int, *, is_left: bool) -> Handler:
+    """Return the handler of a command that replies with a record's expiry, rounded to the unit: as
+    Unix time, or as the time that ``is_left``.
+    """
+
+    def reply(session: Session, found: Sequence[Encoded]) -> bytes:
+        if found[0] is None:
+            return _NO_KEY
+        at_ms = records.decode_record(found[0]).expires_at_ms
+        if not at_ms:
+            return _NO_EXPIRY
+        shown_ms = max(0, at_ms - session.service.now_ms()) if is_left else at_ms
+        return wire.integer((shown_ms + unit_ms // 2) // unit_ms)
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         check_key(arguments[1])
-        return Read((arguments[1],), partial(_expiry_of, session, answer))
+        return Read((arguments[1],), partial(reply, session))
 
     return handler
 
 
-def _expiry_of(
-    session: Session, answer: Callable[[int, int], int], found: Sequence[Encoded]
-) -> bytes:
-    if found[0] is None:
-        return _NO_KEY
-    expires_at_ms = records.decode_record(found[0]).expires_at_ms
-    if not expires_at_ms:
-        return _NO_EXPIRY
-    return wire.integer(answer(expires_at_ms, session.service.now_ms()))
-
-
-def _left_ms(at_ms: int, now_ms: int) -> int:
-    return max(0, at_ms - now_ms)
-
-
-for _name, _answer in {
-    "TTL": lambda at_ms, now_ms: (_left_ms(at_ms, now_ms) + 500) // 1_000,
-    "PTTL": _left_ms,
-    "EXPIRETIME": lambda at_ms, _: at_ms // 1_000,
-    "PEXPIRETIME": lambda at_ms, _: at_ms,
-}.items():
-    command(_name, 2, errors.guest, flags=_READ, keys=_ONE)(_tells_expiry(_answer))
-
-
-def _expires(name: str, kind: ExpiryKind, unit_ms: int) -> Handler:
+def expires(name: str, kind: ExpiryKind, unit_ms: int) -> Handler:
     """Return the handler of a command that changes when a record expires."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         _, key, number, *conditions = arguments
         check_key(key)
+        only_if = _condition(conditions)
         now_ms = session.service.now_ms()
         until = expiry(kind, number, unit_ms, now_ms, name)
         check_expiry(session.served.keyspace(), until, now_ms)
-        return _expire(key, until, _condition(conditions))
+        return update_of(key, Expire(until, only_if), replies.one_if_written)
 
     return handler
 
 
 def _condition(options: Sequence[bytes]) -> ExpireIf:
     names = frozenset(option.upper() for option in options)
-    if unknown := names - {b"NX", b"XX", b"GT", b"LT"}:
-        raise RefusedError(f"ERR Unsupported option {min(unknown).decode('ascii', 'replace')}")
+    for option in options:
+        if option.upper() not in (b"NX", b"XX", b"GT", b"LT"):
+            raise RefusedError(f"ERR Unsupported option {option.decode('ascii', 'replace')}")
     if len(names) > 1 and b"NX" in names:
         raise RefusedError("ERR NX and XX, GT or LT options at the same time are not compatible")
     if names >= {b"GT", b"LT"}:
@@ -135,28 +167,8 @@ def _condition(options: Sequence[bytes]) -> ExpireIf:
     return _CONDITIONS[names]
 
 
-def _expire(key: bytes, until: Expiry, only_if: ExpireIf) -> Outcome:
-    return Write((Row(key, update=Expire(until, only_if)),), _one_if_done)
-
-
-def _one_if_done(written: Sequence[Written]) -> bytes:
-    return wire.ONE if written[0].result else wire.ZERO
-
-
-for _name, _kind, _unit_ms in (
-    ("EXPIRE", ExpiryKind.AFTER, 1_000),
-    ("PEXPIRE", ExpiryKind.AFTER, 1),
-    ("EXPIREAT", ExpiryKind.AT, 1_000),
-    ("PEXPIREAT", ExpiryKind.AT, 1),
-):
-    command(_name, -3, errors.guest, flags=("write", "fast"), keys=_ONE)(
-        _expires(_name.lower(), _kind, _unit_ms)
-    )
-
-
-@command("PERSIST", 2, errors.guest, flags=("write", "fast"), keys=_ONE)
 def persist(session: Session, arguments: Arguments) -> Outcome:
-    """Have a record never expire; say whether it would have."""
+    """Have a record never expire; reply with 1 if it would have expired."""
     check_key(arguments[1])
     check_expiry(session.served.keyspace(), NEVER, 0)
-    return _expire(arguments[1], NEVER, ExpireIf.SOME)
+    return update_of(arguments[1], Expire(NEVER, ExpireIf.SOME), replies.one_if_written)

@@ -1,97 +1,104 @@
 """The commands of Koinon's own clients: single operations, reads of many rows, and scans, with all
 that gRPC's have.
 
-    KOINON.HELLO 1 cluster_id [token]
     KOINON.HELLO 2 cluster_id keyspace_id [token]
-        -> the node's id; with 1, what follows is in the keyspace ``default``
+        -> the node's id, and its time in ms; the commands that follow are in this keyspace
     KOINON.GET key table_version [request_id]
         -> the value, or nil
     KOINON.ENTRY key table_version [request_id]
         -> [value, version, expires_at_ms], or nil
     KOINON.EXISTS key table_version [request_id]
         -> 1; 0: there is none
-    KOINON.PUT key value table_version ttl_ms if_version durability [request_id]
+    KOINON.PUT key value table_version ttl_ms if_version durability [request_id [take_by_ms]]
         -> the version
-    KOINON.DELETE key table_version if_version durability [request_id]
+    KOINON.DELETE key table_version if_version durability [request_id [take_by_ms]]
         -> 1; 0: there was none
-    KOINON.INCREMENT key by ttl_ms table_version durability [request_id]
+    KOINON.INCREMENT key by ttl_ms table_version durability [request_id [take_by_ms]]
         -> the sum
-    KOINON.TOUCH key ttl_ms table_version durability [request_id]
+    KOINON.TOUCH key ttl_ms table_version durability [request_id [take_by_ms]]
         -> 1; 0: there is none
-    KOINON.GETORPUT key value ttl_ms table_version durability [request_id]
+    KOINON.GETORPUT key value ttl_ms table_version durability [request_id [take_by_ms]]
         -> the value that is there, or nil: this one was written
     KOINON.GETMANY request [request_id]
         -> rows; the messages BatchGetRequest and BatchGetResponse of v1/kv.proto
     KOINON.SCAN request [request_id]
         -> a page; the messages ScanRequest and ScanResponse
+    KOINON.FOLLOW 1
+        -> +OK; from here on the connection carries the frames of a stream of commit groups
+        (koinon_proto.server.framed_stream)
 
 Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: the keyspace's default, and with
-KOINON.TOUCH never; ``if_version`` '': unconditional; ``durability`` as in v1/kv.proto. Errors are
-whole: ``-KOINON <v1.Error, base64> <request id>``.
+KOINON.TOUCH never; ``if_version`` '': unconditional; ``durability`` as in v1/kv.proto;
+``take_by_ms``: the node's time after which the write is refused ('': none). Errors are whole:
+``-KOINON <v1.Error, base64> <request id>``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from koinon_node.core import records
-from koinon_node.core.updates import (
+from koinon_node.core.formats import records
+from koinon_node.core.writes.updates import (
     Assign,
     Expire,
     Increment,
     Presence,
+    RecordIf,
     Update,
     expires_after,
     parse_integer,
 )
-from koinon_node.resp import errors, wire
-from koinon_node.resp.commands.table import (
-    Arguments,
-    Call,
-    Encoded,
-    Outcome,
-    Read,
-    Row,
-    Write,
-    Written,
-    command,
-)
-from koinon_node.resp.session import Session
-from koinon_node.serving.batches import Durability
-from koinon_node.serving.read_requests import rows_of, rows_reply
-from koinon_node.serving.request_limits import (
+from koinon_node.grpc.read_requests import rows_of, rows_reply
+from koinon_node.grpc.scan_requests import page_of, page_reply
+from koinon_node.partition.batches import Durability
+from koinon_node.partition.request_limits import (
     check_expiry,
     check_key,
     check_value,
     expiry_of,
     ttl_of,
 )
-from koinon_node.serving.scan_requests import page_of, page_reply
+from koinon_node.ports import FOLLOW
+from koinon_node.resp import wire
+from koinon_node.resp.commands import replies
+from koinon_node.resp.commands.spec import Handler
+from koinon_node.resp.outcomes import (
+    Arguments,
+    Call,
+    Encoded,
+    Outcome,
+    Read,
+    Row,
+    Switch,
+    Write,
+    Written,
+)
+from koinon_node.resp.session import Session
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     NotANumberError,
     UnsupportedVersionError,
 )
-from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from koinon_proto.security import method_permissions
 from koinon_proto.v1 import kv_pb2
 
-PROTOCOL_VERSION = 2
-_DEFAULT_ALONE = 1
-"""The version before: its connections are all in the keyspace ``default``."""
+_COMMANDS_VERSION = 2
+_FRAMES_VERSION = 1
 LEAVING = wire.push(b"koinon.leaving")
 _U64_DIGITS_MAX, _U64_MAX = 20, 2**64 - 1
 M = TypeVar("M", kv_pb2.BatchGetRequest, kv_pb2.ScanRequest)
 
 
-def number(text: bytes, field: str) -> int:
+def _number(text: bytes, field: str) -> int:
     """Return an unsigned number.
 
     Raises:
-        InvalidArgumentError: it is none.
+        InvalidArgumentError: the text is none.
     """
     if not text.isdigit() or len(text) > _U64_DIGITS_MAX or (value := int(text)) > _U64_MAX:
         raise InvalidArgumentError(field=field, reason="must be decimal, of 64 bits")
@@ -113,82 +120,72 @@ def _request_id(arguments: Arguments, at: int) -> str:
 
 
 def _condition(text: bytes) -> int | None:
-    return number(text, "if_version") if text else None
+    return _number(text, "if_version") if text else None
 
 
 def _durability(text: bytes) -> Durability:
     try:
-        return Durability(number(text, "durability"))
+        return Durability(_number(text, "durability"))
     except ValueError:
         raise InvalidArgumentError(field="durability", reason="no such level") from None
 
 
-@command("KOINON.HELLO", -3, errors.own, flags=("no_auth",))
+def _check_version(text: bytes, supported: int, what: str) -> None:
+    if (version := _number(text, "protocol")) != supported:
+        raise UnsupportedVersionError(what=what, version=version, supported=supported)
+
+
 def hello(session: Session, arguments: Arguments) -> Outcome:
-    """Say which cluster and which keyspace are meant, and attend. Whether the keyspace is known is
-    told to the commands that follow.
+    """Enter a keyspace of the cluster, and have the node wait for the connection's end before it
+    stops. Only the commands that follow find out whether the keyspace exists.
     """
-    version = number(arguments[1], "protocol")
-    if version not in (_DEFAULT_ALONE, PROTOCOL_VERSION):
-        raise UnsupportedVersionError(
-            what="the protocol of Koinon's commands", version=version, supported=PROTOCOL_VERSION
-        )
-    keyspace_id, options = DEFAULT_ID, arguments[3:]
-    if version != _DEFAULT_ALONE:
-        if not options:
-            raise InvalidArgumentError(field="keyspace_id", reason="must be there")
-        keyspace_id, options = KeyspaceId(number(options[0], "keyspace_id")), options[1:]
-    if options:
-        session.authenticate(options[0].decode("ascii", "replace"))
+    _, version, cluster_id, *options = arguments
+    _check_version(version, _COMMANDS_VERSION, "the protocol of Koinon's commands")
+    if not options:
+        raise InvalidArgumentError(field="keyspace_id", reason="must be there")
+    keyspace_id, *token = options
+    entered = KeyspaceId(_number(keyspace_id, "keyspace_id"))
+    if token:
+        session.authenticate(token[0].decode("ascii", "replace"))
     session.check_known()
-    session.service.table().cluster.check_id(arguments[2].decode("utf-8", "replace"))
-    session.enter(keyspace_id)
+    session.service.table().cluster.check_id(cluster_id.decode("utf-8", "replace"))
+    session.enter(entered)
     session.attend(lambda: session.tell(LEAVING))
-    return wire.bulk(session.service.node_id.encode())
+    service = session.service
+    return wire.bulk(b"%b %d" % (service.node_id.encode(), service.clock_ms()))
 
 
-@command("KOINON.GET", -3, errors.own, flags=("readonly", "fast"), keys=(1, 1, 1))
-def get(session: Session, arguments: Arguments) -> Outcome:
-    """Read a value."""
-    check_key(arguments[1])
-    version = number(arguments[2], "table_version")
-    return Read((arguments[1],), value_or_nil, version, _request_id(arguments, 3))
+def follow(session: Session, arguments: Arguments) -> Outcome:
+    """Stream commit groups to a follower: a node that may also read pages."""
+    _check_version(arguments[1], _FRAMES_VERSION, "the frames of KOINON.FOLLOW")
+    method_permissions.check(FOLLOW, session.caller)
+    followers = session.service.followers
+    return Switch(lambda: followers.take_follower(session.caller_that_stays(), session.peer))
 
 
-def value_or_nil(found: Sequence[Encoded]) -> bytes:
-    """Return the value of the only record."""
-    record = found[0]
-    return wire.NIL if record is None else wire.bulk(records.value_of(record))
+# --- reads -------------------------------------------------------------------------------------
 
 
-@command("KOINON.ENTRY", -3, errors.own, flags=("readonly", "fast"), keys=(1, 1, 1))
-def entry(session: Session, arguments: Arguments) -> Outcome:
-    """Read a value with its version and its expiry."""
-    check_key(arguments[1])
-    version = number(arguments[2], "table_version")
-    return Read((arguments[1],), _entry_or_nil, version, _request_id(arguments, 3))
+def reads(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
+    """Return the handler of a command that reads one record."""
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        key, table_version = arguments[1:3]
+        check_key(key)
+        version = _number(table_version, "table_version")
+        return Read((key,), reply, version, _request_id(arguments, 3), True)
+
+    return handler
 
 
-def _entry_or_nil(found: Sequence[Encoded]) -> bytes:
+def entry_or_nil(found: Sequence[Encoded]) -> bytes:
+    """Reply with the record's value, version and expiry."""
     if found[0] is None:
         return wire.NIL_ARRAY
     record = records.decode_record(found[0])
     return wire.bulks((record.value, b"%d" % record.sequence, b"%d" % record.expires_at_ms))
 
 
-@command("KOINON.EXISTS", -3, errors.own, flags=("readonly", "fast"), keys=(1, 1, 1))
-def exists(session: Session, arguments: Arguments) -> Outcome:
-    """Say whether there is a record."""
-    check_key(arguments[1])
-    version = number(arguments[2], "table_version")
-    return Read((arguments[1],), _is_there, version, _request_id(arguments, 3))
-
-
-def _is_there(found: Sequence[Encoded]) -> bytes:
-    return wire.integer(found[0] is not None)
-
-
-@command("KOINON.GETMANY", -2, errors.own, flags=("readonly",))
 def get_many(session: Session, arguments: Arguments) -> Outcome:
     """Read many rows, as gRPC's method does."""
     request = _message(kv_pb2.BatchGetRequest, session, arguments)
@@ -205,7 +202,6 @@ def get_many(session: Session, arguments: Arguments) -> Outcome:
     return Call(begin, _request_id(arguments, 2))
 
 
-@command("KOINON.SCAN", -2, errors.own, flags=("readonly",))
 def scan(session: Session, arguments: Arguments) -> Outcome:
     """Read a page of a scan, as gRPC's method does."""
     request = _message(kv_pb2.ScanRequest, session, arguments)
@@ -233,101 +229,94 @@ def _message(kind: type[M], session: Session, arguments: Arguments) -> M:
     return request
 
 
-@command("KOINON.PUT", -7, errors.own, flags=("write",), keys=(1, 1, 1))
+# --- writes ------------------------------------------------------------------------------------
+
+
+class _Last(NamedTuple):
+    """The last arguments of a command that writes."""
+
+    table_version: int
+    durability: Durability
+    request_id: str
+
+    @classmethod
+    def of(
+        cls, session: Session, arguments: Arguments, version_at: int, durability_at: int
+    ) -> _Last:
+        """Parse them; the request's id and the time by which it is to be taken up, if there are
+        any, follow the durability.
+
+        Raises:
+            DeadlinePassedError: it is too late.
+            InvalidArgumentError: one of them makes no sense.
+        """
+        if len(arguments) > durability_at + 2 and (take_by := arguments[durability_at + 2]):
+            session.service.check_in_time(_number(take_by, "take_by_ms"))
+        return cls(
+            _number(arguments[version_at], "table_version"),
+            _durability(arguments[durability_at]),
+            _request_id(arguments, durability_at + 1),
+        )
+
+    def write(self, row: Row, reply: Callable[[Sequence[Written]], bytes]) -> Write:
+        """Return the outcome of a command that writes this row."""
+        check_key(row.key)
+        version, level, request_id = self
+        return Write((row,), reply, level, version, request_id, fails_at_once=True)
+
+
 def put(session: Session, arguments: Arguments) -> Outcome:
-    """Write a record."""
-    _, key, value, table_version, ttl, if_version, durability, *_ = arguments
-    check_key(key)
-    version = number(table_version, "table_version")
-    keyspace = session.served.keyspace(version)
+    """Write a record; reply with its version."""
+    last = _Last.of(session, arguments, 3, 6)
+    _, key, value, _, ttl, if_version, *_ = arguments
+    keyspace = session.served.keyspace(last.table_version)
     check_value(len(value), keyspace)
-    ttl_ms = ttl_of(keyspace, number(ttl, "ttl_ms"))
-    row = Row(key, value, ttl_ms=ttl_ms, if_version=_condition(if_version))
-    return Write(
-        (row,),
-        _version,
-        _durability(durability),
-        version,
-        _request_id(arguments, 7),
-    )
+    ttl_ms = ttl_of(keyspace, _number(ttl, "ttl_ms"))
+    return last.write(Row(key, value, ttl_ms=ttl_ms, if_version=_condition(if_version)), _version)
 
 
 def _version(written: Sequence[Written]) -> bytes:
     return wire.bulk(b"%d" % written[0].version)
 
 
-@command("KOINON.DELETE", -5, errors.own, flags=("write",), keys=(1, 1, 1))
 def delete(session: Session, arguments: Arguments) -> Outcome:
-    """Delete a record."""
-    _, key, table_version, if_version, durability, *_ = arguments
-    check_key(key)
-    row = Row(key, is_delete=True, if_version=_condition(if_version))
-    return Write(
-        (row,),
-        was_there,
-        _durability(durability),
-        number(table_version, "table_version"),
-        _request_id(arguments, 5),
-    )
+    """Delete a record; reply with 1 if it was there."""
+    last = _Last.of(session, arguments, 2, 4)
+    row = Row(arguments[1], is_delete=True, if_version=_condition(arguments[3]))
+    return last.write(row, replies.count_deleted)
 
 
-def was_there(written: Sequence[Written]) -> bytes:
-    """Return how many of the rows that were deleted were there."""
-    return wire.integer(sum(row.version > 0 for row in written))
+def _increment(keyspace: Keyspace, by: bytes, ttl: bytes) -> Update:
+    return Increment(_signed(by, "by"), ttl_of(keyspace, _number(ttl, "ttl_ms")))
 
 
-# --- updates -----------------------------------------------------------------------------------
+def _touch(keyspace: Keyspace, ttl: bytes) -> Update:
+    expiry = expires_after(_number(ttl, "ttl_ms"))
+    check_expiry(keyspace, expiry, 0)
+    return Expire(expiry)
 
 
-@command("KOINON.INCREMENT", -6, errors.own, flags=("write",), keys=(1, 1, 1))
-def increment(session: Session, arguments: Arguments) -> Outcome:
-    """Add to an integer."""
-    _, key, by, ttl, table_version, durability, *_ = arguments
-    version = number(table_version, "table_version")
-    ttl_ms = ttl_of(session.served.keyspace(version), number(ttl, "ttl_ms"))
-    update = Increment(_signed(by, "by"), ttl_ms)
-    return _update(key, update, _number_result, version, durability, _request_id(arguments, 6))
-
-
-@command("KOINON.TOUCH", -5, errors.own, flags=("write",), keys=(1, 1, 1))
-def touch(session: Session, arguments: Arguments) -> Outcome:
-    """Change when a record expires."""
-    _, key, ttl, table_version, durability, *_ = arguments
-    version = number(table_version, "table_version")
-    expiry = expires_after(number(ttl, "ttl_ms"))
-    check_expiry(session.served.keyspace(version), expiry, 0)
-    update = Expire(expiry)
-    return _update(key, update, _number_result, version, durability, _request_id(arguments, 5))
-
-
-@command("KOINON.GETORPUT", -6, errors.own, flags=("write",), keys=(1, 1, 1))
-def get_or_put(session: Session, arguments: Arguments) -> Outcome:
-    """Read a record, or make it."""
-    _, key, value, ttl, table_version, durability, *_ = arguments
-    version = number(table_version, "table_version")
-    keyspace = session.served.keyspace(version)
+def _get_or_put(keyspace: Keyspace, value: bytes, ttl: bytes) -> Update:
     check_value(len(value), keyspace)
-    update = Assign(value, expiry_of(keyspace, number(ttl, "ttl_ms")), Presence.ABSENT)
-    return _update(key, update, _found_before, version, durability, _request_id(arguments, 6))
+    return Assign(value, expiry_of(keyspace, _number(ttl, "ttl_ms")), RecordIf(Presence.ABSENT))
 
 
-def _update(
-    key: bytes,
-    update: Update,
-    reply: Callable[[Sequence[Written]], bytes],
-    table_version: int,
-    durability: bytes,
-    request_id: str,
-) -> Write:
-    check_key(key)
-    row = Row(key, update=update)
-    return Write((row,), reply, _durability(durability), table_version, request_id)
+def _updates(
+    make: Callable[..., Update], count: int, reply: Callable[[Sequence[Written]], bytes]
+) -> Handler:
+    """Return the handler of a command with ``count`` arguments between its key and the table
+    version, of which ``make`` makes the update.
+    """
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        last = _Last.of(session, arguments, 2 + count, 3 + count)
+        keyspace = session.served.keyspace(last.table_version)
+        update = make(keyspace, *arguments[2 : 2 + count])
+        return last.write(Row(arguments[1], update=update), reply)
+
+    return handler
 
 
-def _number_result(written: Sequence[Written]) -> bytes:
-    return wire.integer(cast(int, written[0].result))
-
-
-def _found_before(written: Sequence[Written]) -> bytes:
-    _, before = cast(tuple[bool, bytes | None], written[0].result)
-    return wire.NIL if before is None else wire.bulk(before)
+increment = _updates(_increment, 2, replies.result_of)
+touch = _updates(_touch, 1, replies.one_if_written)
+get_or_put = _updates(_get_or_put, 2, replies.value_before)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from koinon_node.resp import errors, wire
+from koinon_node.partition.batches import ScanAnswer, ScanPage
+from koinon_node.resp import wire
 from koinon_node.resp.commands.arguments import SYNTAX, integer
 from koinon_node.resp.commands.cursors import (
     HashPage,
@@ -15,14 +16,15 @@ from koinon_node.resp.commands.cursors import (
     position_of,
 )
 from koinon_node.resp.commands.rules import check_counting
-from koinon_node.resp.commands.table import Arguments, Outcome, command
-from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import Arguments, Outcome
 from koinon_node.resp.session import Session
-from koinon_node.serving.batches import ScanAnswer, ScanPage
 from koinon_proto.contract.access import Action
+from koinon_proto.contract.errors import NotPrimaryError
 
 _COUNT_DEFAULT = 10
 _COUNT_MAX = 4_096
+_KEYS_MAX = 10_000
 _HASH_PAGE_KEYS = 1_024
 """At least so many of a partition that is too large for one page: each page looks at all of it."""
 _LOOK_ROWS = 4_096
@@ -30,7 +32,6 @@ _PATTERN_BYTES_MAX = 4_096
 _CURSOR_DIGITS_MAX = 20
 
 
-@command("SCAN", -2, errors.guest, flags=("readonly",))
 def scan(session: Session, arguments: Arguments) -> Outcome:
     """Return some keys and the cursor of those that come next."""
     cursor = _cursor(arguments[1])
@@ -66,7 +67,11 @@ def _cursor(text: bytes) -> int:
 
 async def _scan(session: Session, cursor: int, pattern: bytes, count: int) -> bytes:
     session.served.check_quota()
-    keys, following = await next_page(session, cursor, literal_prefix(pattern), count)
+    prefix = literal_prefix(pattern)
+    try:
+        keys, following = await next_page(session, cursor, prefix, count)
+    except NotPrimaryError:  # a partition was handed on meanwhile: it is led here no more
+        keys, following = await next_page(session, cursor, prefix, count)
     session.served.count_shown(keys)
     if pattern:
         fits = compiled(pattern).fullmatch
@@ -97,7 +102,7 @@ async def next_page(
         if whole or partition_id > led[0]:
             return whole, cursor_of(partition_id, 0)
     page = HashPage(first_hash, max(count, _HASH_PAGE_KEYS))
-    async for keys in _pages_of(session, led[:1], prefix):
+    async for keys in pages_of(session, led[:1], prefix):
         page.offer(keys)
     if page.next_hash is not None:
         return page.keys, cursor_of(led[0], page.next_hash)
@@ -111,7 +116,14 @@ def _keys_before(answer: ScanAnswer, partition_id: int) -> list[bytes]:
     ]
 
 
-def _page(partition_ids: Sequence[int], prefix: bytes, after_key: bytes, limit: int) -> ScanPage:
+def _page(
+    partition_ids: Sequence[int],
+    prefix: bytes,
+    after_key: bytes,
+    limit: int,
+    *,
+    counted: bool = False,
+) -> ScanPage:
     return ScanPage(
         table_version=0,
         partition_ids=partition_ids,
@@ -119,18 +131,27 @@ def _page(partition_ids: Sequence[int], prefix: bytes, after_key: bytes, limit: 
         after_key=after_key,
         limit=limit,
         keys_only=True,
-        counted=False,
+        counted=counted,
     )
 
 
-async def _pages_of(
-    session: Session, partition_ids: Sequence[int], prefix: bytes
+async def pages_of(
+    session: Session, partition_ids: Sequence[int], prefix: bytes, *, counted: bool = False
 ) -> AsyncIterator[list[bytes]]:
-    """Yield all keys of the partitions, a page at a time; others have their turn in between."""
+    """Yield all keys of the partitions, a page at a time; other tasks run in between. Pages that
+    are ``counted`` spend the keyspace's quota.
+    """
     left, after_key = partition_ids, b""
     while left:
         session.served.keyspace()  # raises if it is gone: its partitions may be another's
-        answer = await session.service.scan(_page(left, prefix, after_key, _LOOK_ROWS))
+        try:
+            answer = await session.service.scan(
+                _page(left, prefix, after_key, _LOOK_ROWS, counted=counted)
+            )
+        except NotPrimaryError as error:  # it was handed on meanwhile: the others go on
+            after_key = b"" if left[0] == error.partition_id else after_key
+            left = [p for p in left if p != error.partition_id]
+            continue
         yield answer.keys
         if answer.next_cursor is None:
             return
@@ -139,7 +160,28 @@ async def _pages_of(
         left = [p for p in left if p >= following]
 
 
-@command("DBSIZE", 1, errors.guest, flags=("readonly",))
+def keys(session: Session, arguments: Arguments) -> Outcome:
+    """Return the keys of what this node leads that a pattern fits: all of them are looked at."""
+    pattern = arguments[1]
+    if len(pattern) > _PATTERN_BYTES_MAX:
+        raise RefusedError("ERR the pattern is too long")
+    prefix = literal_prefix(pattern)
+    session.caller.check_prefix(Action.SCAN, session.served.keyspace_id, prefix)
+    return _keys(session, pattern, prefix)
+
+
+async def _keys(session: Session, pattern: bytes, prefix: bytes) -> bytes:
+    session.served.check_quota()
+    fits = compiled(pattern).fullmatch
+    found: list[bytes] = []
+    async for page in pages_of(session, session.served.led(), prefix):
+        found += [key for key in page if fits(key)]
+        if len(found) > _KEYS_MAX:
+            raise RefusedError(f"ERR KEYS shows {_KEYS_MAX:,} keys at most: use SCAN")
+    session.served.count_shown(found)
+    return wire.bulks(found)
+
+
 def dbsize(session: Session, arguments: Arguments) -> Outcome:
     """Say how many records there are in what this node leads. All of them are looked at."""
     check_counting(session)
@@ -148,6 +190,6 @@ def dbsize(session: Session, arguments: Arguments) -> Outcome:
 
 async def _dbsize(session: Session) -> bytes:
     found = 0
-    async for keys in _pages_of(session, session.served.led(), b""):
+    async for keys in pages_of(session, session.served.led(), b""):
         found += len(keys)
     return wire.integer(found)

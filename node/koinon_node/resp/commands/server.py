@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from koinon_node.resp import errors, wire
+from koinon_node.resp import wire
 from koinon_node.resp.commands.arguments import SYNTAX, integer
-from koinon_node.resp.commands.table import Arguments, Outcome, Subcommands, command, subcommand
-from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.commands.spec import subcommands, wrong_number
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import Arguments, Outcome
 from koinon_node.resp.session import Session
+from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import UnauthenticatedError
 
 REDIS_VERSION = b"7.2.0"
@@ -15,35 +17,30 @@ _NAME_BYTES_MAX = 256
 _NO_PASSWORD = "ERR AUTH: no password is set here, and none is asked for"
 
 
-@command("PING", -1, errors.guest, flags=("fast",))
 def ping(session: Session, arguments: Arguments) -> Outcome:
     """Answer."""
     if len(arguments) > 2:
-        raise RefusedError("ERR wrong number of arguments for 'ping' command")
+        raise wrong_number("ping")
     return wire.bulk(arguments[1]) if len(arguments) > 1 else wire.simple("PONG")
 
 
-@command("ECHO", 2, errors.guest, flags=("fast",))
 def echo(session: Session, arguments: Arguments) -> Outcome:
     """Answer with the argument."""
     return wire.bulk(arguments[1])
 
 
-@command("TIME", 1, errors.guest, flags=("fast",))
 def time_(session: Session, arguments: Arguments) -> Outcome:
     """Answer with the node's time: seconds of Unix time, and microseconds of the next one."""
     seconds, ms = divmod(session.service.now_ms(), 1_000)
     return wire.bulks([b"%d" % seconds, b"%d" % (1_000 * ms)])
 
 
-@command("QUIT", -1, errors.guest, flags=("no_auth",))
 def quit_(session: Session, arguments: Arguments) -> Outcome:
     """Close the connection."""
     session.closing = True
     return wire.OK
 
 
-@command("HELLO", -1, errors.guest, flags=("fast", "no_auth"))
 def hello(session: Session, arguments: Arguments) -> Outcome:
     """Choose the version of the protocol, and tell who answers."""
     version, options = arguments[1:2], arguments[2:]
@@ -75,7 +72,6 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
     return wire.map_of(pairs, resp3=session.resp3)
 
 
-@command("AUTH", -2, errors.guest, flags=("fast", "no_auth"))
 def auth(session: Session, arguments: Arguments) -> Outcome:
     """Say who this is, by a token: AUTH [user] token."""
     if len(arguments) > 3:
@@ -94,7 +90,11 @@ def _authenticate(session: Session, token: bytes, user: bytes) -> None:
         raise RefusedError(f"WRONGPASS {error.reason}") from error
 
 
-@command("SELECT", 2, errors.guest, flags=("fast",))
+def accepted(session: Session, arguments: Arguments) -> Outcome:
+    """Answer OK, and change nothing."""
+    return wire.OK
+
+
 def select(session: Session, arguments: Arguments) -> Outcome:
     """Choose the only database that there is."""
     if integer(arguments[1]):
@@ -102,7 +102,21 @@ def select(session: Session, arguments: Arguments) -> Outcome:
     return wire.OK
 
 
-@command("RESET", 1, errors.guest, flags=("fast",))
+def flush(session: Session, arguments: Arguments) -> Outcome:
+    """Delete all keys of the keyspace, whichever nodes lead them: an overwrite with nothing."""
+    if len(arguments) > 2 or [o for o in arguments[1:] if o.upper() not in (b"ASYNC", b"SYNC")]:
+        raise RefusedError(SYNTAX)
+    session.caller.check_prefix(Action.LOAD, session.served.keyspace_id, b"")
+    return _flush(session, arguments[0].decode("ascii").upper())
+
+
+async def _flush(session: Session, name: str) -> bytes:
+    await session.service.emptier.empty(
+        session.served.keyspace_id, f"{name} by {session.caller.name} at {session.peer}"
+    )
+    return wire.OK
+
+
 def reset(session: Session, arguments: Arguments) -> Outcome:
     """Forget what the connection has said of itself, a token too."""
     session.forget()
@@ -160,7 +174,7 @@ def _client_info(session: Session, arguments: Arguments) -> Outcome:
     return wire.bulk(" ".join(f"{name}={value}" for name, value in facts.items()).encode() + b"\n")
 
 
-def _accepted(session: Session, arguments: Arguments) -> Outcome:
+def _switched(session: Session, arguments: Arguments) -> Outcome:
     """Answer OK to ``CLIENT NO-EVICT`` and ``NO-TOUCH``, and change nothing: nothing is evicted
     here.
     """
@@ -175,19 +189,15 @@ def _reply(session: Session, arguments: Arguments) -> Outcome:
     return wire.OK
 
 
-_CLIENT: Subcommands = {
-    b"SETNAME": (3, _setname),
-    b"GETNAME": (2, _getname),
-    b"SETINFO": (4, _setinfo),
-    b"ID": (2, _id),
-    b"INFO": (2, _client_info),
-    b"NO-EVICT": (3, _accepted),
-    b"NO-TOUCH": (3, _accepted),
-    b"REPLY": (3, _reply),
-}
-
-
-@command("CLIENT", -2, errors.guest)
-def client(session: Session, arguments: Arguments) -> Outcome:
-    """Say something of the connection, or ask."""
-    return subcommand(_CLIENT, session, arguments)
+client = subcommands(
+    {
+        b"SETNAME": (3, _setname),
+        b"GETNAME": (2, _getname),
+        b"SETINFO": (4, _setinfo),
+        b"ID": (2, _id),
+        b"INFO": (2, _client_info),
+        b"NO-EVICT": (3, _switched),
+        b"NO-TOUCH": (3, _switched),
+        b"REPLY": (3, _reply),
+    }
+)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from koinon_node.core import records
-from koinon_node.core.atomic_batch import Check, Step
-from koinon_node.core.updates import (
+from koinon_node.core.writes.joint_updates import PutAllIfAbsent
+from koinon_node.core.writes.updates import (
+    ANY_RECORD,
+    INTEGER_MIN,
     KEEP,
     Append,
     Assign,
@@ -20,216 +21,159 @@ from koinon_node.core.updates import (
     Overwrite,
     Presence,
     Put,
+    RecordIf,
+    RemoveIf,
     Update,
     parse_decimal,
 )
-from koinon_node.resp import errors, wire
+from koinon_node.partition.request_limits import check_expiry, check_key, check_value, expiry_of
+from koinon_node.resp import wire
+from koinon_node.resp.commands import replies
 from koinon_node.resp.commands.arguments import (
-    SYNTAX,
     Options,
     integer,
     keys_of_one_slot,
     positive_expiry,
 )
-from koinon_node.resp.commands.koinon_commands import value_or_nil
-from koinon_node.resp.commands.table import (
+from koinon_node.resp.commands.spec import Handler, wrong_number
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import (
     Arguments,
     Encoded,
+    Jointly,
     Outcome,
     Read,
     Row,
     Write,
     Written,
-    command,
 )
-from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
-from koinon_node.serving.request_limits import check_expiry, check_key, check_value, expiry_of
-from koinon_proto.contract.errors import CheckFailedError, KoinonError
 from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
 
-_READ = ("readonly", "fast")
-_WRITE = ("write", "denyoom")
-_FAST = ("write", "denyoom", "fast")
-_ONE = (1, 1, 1)
+
+def reads_one(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
+    """Return the handler of a command whose first argument is the key that it reads."""
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        check_key(arguments[1])
+        return Read((arguments[1],), reply)
+
+    return handler
 
 
-# --- reads -------------------------------------------------------------------------------------
+def reads_all(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
+    """Return the handler of a command whose arguments are the keys that it reads."""
+    return lambda session, arguments: Read(keys_of_one_slot(arguments[1:]), reply)
 
 
-@command("GET", 2, errors.guest, flags=_READ, keys=_ONE)
-def get(session: Session, arguments: Arguments) -> Outcome:
-    """Read a value."""
-    check_key(arguments[1])
-    return Read((arguments[1],), value_or_nil)
-
-
-@command("MGET", -2, errors.guest, flags=_READ, keys=(1, -1, 1))
-def mget(session: Session, arguments: Arguments) -> Outcome:
-    """Read values."""
-    return Read(keys_of_one_slot(arguments[1:]), _values_or_nils)
-
-
-def _values_or_nils(found: Sequence[Encoded]) -> bytes:
-    values = (records.value_of(record) if record is not None else None for record in found)
-    return wire.array(list(map(wire.bulk_or_nil, values)))
-
-
-@command("STRLEN", 2, errors.guest, flags=_READ, keys=_ONE)
-def strlen(session: Session, arguments: Arguments) -> Outcome:
-    """Tell how long a value is."""
-    check_key(arguments[1])
-    return Read((arguments[1],), _length)
-
-
-def _length(found: Sequence[Encoded]) -> bytes:
-    return wire.integer(len(records.value_of(found[0])) if found[0] is not None else 0)
+def update_of(key: bytes, update: Update, reply: Callable[[Sequence[Written]], bytes]) -> Outcome:
+    """Return the outcome of a command that updates one record."""
+    check_key(key)
+    return Write((Row(key, update=update),), reply)
 
 
 def getrange(session: Session, arguments: Arguments) -> Outcome:
-    """Read a part of a value, from one byte to another; negative: counted from its end."""
+    """Read the bytes from one place to another, both included; negative: from the value's end."""
     _, key, start, end = arguments
     check_key(key)
     return Read((key,), partial(_part, integer(start), integer(end)))
 
 
 def _part(start: int, end: int, found: Sequence[Encoded]) -> bytes:
-    value = records.value_of(found[0]) if found[0] is not None else b""
+    value = replies.value_in(found)
+    if start < 0 and end < 0 and start > end:
+        return wire.bulk(b"")
     first, last = (at if at >= 0 else max(0, len(value) + at) for at in (start, end))
-    is_before = end < 0 and len(value) + end < 0  # of the first byte
-    return wire.bulk(value[first : last + 1] if not is_before else b"")
-
-
-command("GETRANGE", 4, errors.guest, flags=("readonly",), keys=_ONE)(getrange)
-command("SUBSTR", 4, errors.guest, flags=("readonly",), keys=_ONE)(getrange)
+    return wire.bulk(value[first : last + 1])
 
 
 # --- whole values ------------------------------------------------------------------------------
 
 
-@command("SET", -3, errors.guest, flags=_WRITE, keys=_ONE)
 def set_(session: Session, arguments: Arguments) -> Outcome:
     """Write a value, with all of Redis's options."""
     _, key, value, *rest = arguments
     _check(session, key, value)
     if not rest:
-        return Write((Row(key, value, ttl_ms=_unnamed_ttl_ms(session)),), _ok)
+        return Write((Row(key, value, ttl_ms=_unnamed_ttl_ms(session)),), replies.ok)
     now_ms, keyspace = session.service.now_ms(), session.served.keyspace()
-    options = Options(rest, "set", now_ms)
-    options.take(b"NX", b"XX", b"GET", b"KEEPTTL", b"EX")
-    flags, expiry = options.flags, options.expiry or expiry_of(keyspace, 0)
+    options = Options(rest, b"NX", b"XX", b"IFEQ", b"IFNE", b"GET", b"KEEPTTL", b"EX")
+    flags, named = options.flags, options.expiry("set", now_ms)
+    expiry = named or expiry_of(keyspace, 0)
     if expiry.kind is ExpiryKind.KEEP:
         expiry = Expiry(ExpiryKind.KEEP, keyspace.unnamed_ttl_ms)
-    elif options.expiry is not None:
+    elif named is not None:
         check_expiry(keyspace, expiry, now_ms)
-    if flags >= {b"NX", b"XX"}:
-        raise RefusedError(SYNTAX)
-    if not flags and expiry.kind is ExpiryKind.AFTER:
-        return Write((Row(key, value, ttl_ms=expiry.ms),), _ok)
-    only_if = Presence.ANY
-    if flags & {b"NX", b"XX"}:
-        only_if = Presence.ABSENT if b"NX" in flags else Presence.PRESENT
-    reply = _value_before if b"GET" in flags else _ok_if_done
-    return _update(key, Assign(value, expiry, only_if), reply)
+    if expiry.kind is ExpiryKind.AFTER and flags.keys() <= {b"EX", b"PX"}:
+        return Write((Row(key, value, ttl_ms=expiry.ms),), replies.ok)
+    reply = replies.value_before if b"GET" in flags else replies.ok_if_written
+    return update_of(key, Assign(value, expiry, _condition(flags)), reply)
 
 
-def _ok(written: Sequence[Written]) -> bytes:
-    return wire.OK
+def _condition(flags: Mapping[bytes, bytes]) -> RecordIf:
+    """Return the condition that these options of SET or DELEX set on the record."""
+    if b"NX" in flags:
+        return RecordIf(Presence.ABSENT)
+    if b"XX" in flags:
+        return RecordIf(Presence.PRESENT)
+    for name, equal in ((b"IFEQ", True), (b"IFNE", False)):
+        if name in flags:
+            return RecordIf(Presence.ANY, flags[name], equal)
+    return ANY_RECORD
 
 
-def _assigned(written: Sequence[Written]) -> tuple[bool, bytes | None]:
-    result = written[0].result
-    assert isinstance(result, tuple)
-    return result
+def assigns(only_if: RecordIf, reply: Callable[[Sequence[Written]], bytes]) -> Handler:
+    """Return the handler of GETSET or SETNX: key and value are the arguments."""
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        _, key, value = arguments
+        _check(session, key, value)
+        return update_of(
+            key, Assign(value, expiry_of(session.served.keyspace(), 0), only_if), reply
+        )
+
+    return handler
 
 
-def _ok_if_done(written: Sequence[Written]) -> bytes:
-    return wire.OK if _assigned(written)[0] else wire.NIL
+def sets_until(name: str, unit_ms: int) -> Handler:
+    """Return the handler of SETEX or PSETEX."""
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        _, key, number, value = arguments
+        _check(session, key, value)
+        expiry = positive_expiry(ExpiryKind.AFTER, number, unit_ms, 0, name)
+        check_expiry(session.served.keyspace(), expiry, 0)
+        return Write((Row(key, value, ttl_ms=expiry.ms),), replies.ok)
+
+    return handler
 
 
-def _one_if_done(written: Sequence[Written]) -> bytes:
-    return wire.ONE if _assigned(written)[0] else wire.ZERO
-
-
-def _value_before(written: Sequence[Written]) -> bytes:
-    return wire.bulk_or_nil(_assigned(written)[1])
-
-
-@command("GETSET", 3, errors.guest, flags=_FAST, keys=_ONE)
-def getset(session: Session, arguments: Arguments) -> Outcome:
-    """Write a value; answer with the one before."""
-    _, key, value = arguments
-    _check(session, key, value)
-    return _update(key, Assign(value, expiry_of(session.served.keyspace(), 0)), _value_before)
-
-
-@command("SETNX", 3, errors.guest, flags=_FAST, keys=_ONE)
-def setnx(session: Session, arguments: Arguments) -> Outcome:
-    """Write a value where there is none."""
-    _, key, value = arguments
-    _check(session, key, value)
-    expiry = expiry_of(session.served.keyspace(), 0)
-    return _update(key, Assign(value, expiry, Presence.ABSENT), _one_if_done)
-
-
-@command("SETEX", 4, errors.guest, flags=_WRITE, keys=_ONE)
-def setex(session: Session, arguments: Arguments) -> Outcome:
-    """Write a value that expires after so many seconds."""
-    return _set_until(session, arguments, 1_000, "setex")
-
-
-@command("PSETEX", 4, errors.guest, flags=_WRITE, keys=_ONE)
-def psetex(session: Session, arguments: Arguments) -> Outcome:
-    """Write a value that expires after so many milliseconds."""
-    return _set_until(session, arguments, 1, "psetex")
-
-
-def _set_until(session: Session, arguments: Arguments, unit_ms: int, name: str) -> Outcome:
-    _, key, number, value = arguments
-    _check(session, key, value)
-    expiry = positive_expiry(ExpiryKind.AFTER, number, unit_ms, 0, name)
-    check_expiry(session.served.keyspace(), expiry, 0)
-    return Write((Row(key, value, ttl_ms=expiry.ms),), _ok)
-
-
-@command("MSET", -3, errors.guest, flags=_WRITE, keys=(1, -1, 2))
 def mset(session: Session, arguments: Arguments) -> Outcome:
-    """Write values."""
+    """Write the values of several keys."""
     keys, values = _keys_and_values(session, arguments, "mset")
     ttl_ms = _unnamed_ttl_ms(session)
-    return Write([Row(k, v, ttl_ms=ttl_ms) for k, v in zip(keys, values, strict=True)], _ok)
+    rows = [Row(key, value, ttl_ms=ttl_ms) for key, value in zip(keys, values, strict=True)]
+    return Write(rows, replies.ok)
 
 
-@command("MSETNX", -3, errors.guest, flags=_WRITE, keys=(1, -1, 2))
 def msetnx(session: Session, arguments: Arguments) -> Outcome:
-    """Write values where none of the keys is there: all of them, or nothing."""
+    """Write the values of several keys if none of them has a record."""
     keys, values = _keys_and_values(session, arguments, "msetnx")
-    if 2 * len(keys) > MAX_ATOMIC_OPERATIONS or sum(map(len, arguments)) > MAX_ATOMIC_BYTES:
+    if len(keys) > MAX_ATOMIC_OPERATIONS or sum(map(len, arguments)) > MAX_ATOMIC_BYTES:
         raise RefusedError(
-            f"ERR MSETNX has {MAX_ATOMIC_OPERATIONS // 2:,} keys and "
+            f"ERR MSETNX has {MAX_ATOMIC_OPERATIONS:,} keys and "
             f"{MAX_ATOMIC_BYTES // 1024**2} MiB of arguments at most"
         )
     ttl_ms = _unnamed_ttl_ms(session)
-    return _put_all_if_absent(session, keys, [Put(value, ttl_ms) for value in values])
-
-
-async def _put_all_if_absent(session: Session, keys: Sequence[bytes], puts: Sequence[Put]) -> bytes:
-    steps: list[Step] = [Check(0)] * len(keys)
-    session.served.check_one_slot(keys)
-    try:
-        await session.service.commit(session.served, [*keys, *keys], [*steps, *puts])
-    except CheckFailedError:
-        return wire.ZERO
-    except KoinonError as error:
-        raise session.served.redirected(error, keys[0]) from error
-    return wire.ONE
+    joint = PutAllIfAbsent([Put(value, ttl_ms) for value in values])
+    return Jointly(keys, joint, replies.one_or_zero)
 
 
 def _keys_and_values(
     session: Session, arguments: Arguments, name: str
 ) -> tuple[Sequence[bytes], Sequence[bytes]]:
     if len(arguments) % 2 == 0:
-        raise RefusedError(f"ERR wrong number of arguments for '{name}' command")
+        raise wrong_number(name)
     keys, values = keys_of_one_slot(arguments[1::2]), arguments[2::2]
     keyspace = session.served.keyspace()
     for value in values:
@@ -244,51 +188,48 @@ def _unnamed_ttl_ms(session: Session) -> int:
 # --- updates -----------------------------------------------------------------------------------
 
 
-def _update(key: bytes, update: Update, reply: Callable[[Sequence[Written]], bytes]) -> Outcome:
-    return Write((Row(key, update=update),), reply)
+def delex(session: Session, arguments: Arguments) -> Outcome:
+    """Delete a record if its value is, or is not, the given one (Redis 8.4)."""
+    options = Options(arguments[2:], b"IFEQ", b"IFNE")
+    return update_of(arguments[1], RemoveIf(_condition(options.flags)), replies.one_if_written)
 
 
-def _result(written: Sequence[Written]) -> bytes:
-    """Return the reply of an update whose result is a value, a number, or nothing."""
-    result = written[0].result
-    if result is None or isinstance(result, bytes):
-        return wire.bulk_or_nil(result)
-    assert isinstance(result, int)
-    return wire.integer(result)
+def delifeq(session: Session, arguments: Arguments) -> Outcome:
+    """Delete a record if its value is the given one (Valkey 9)."""
+    _, key, value = arguments
+    return update_of(key, RemoveIf(RecordIf(value=value)), replies.one_if_written)
 
 
-@command("GETDEL", 2, errors.guest, flags=("write", "fast"), keys=_ONE)
 def getdel(session: Session, arguments: Arguments) -> Outcome:
-    """Read a value and delete it."""
-    check_key(arguments[1])
-    return _update(arguments[1], GetAndDelete(), _result)
+    """Read a value and delete its record."""
+    return update_of(arguments[1], GetAndDelete(), replies.result_of)
 
 
-@command("GETEX", -2, errors.guest, flags=("write", "fast"), keys=_ONE)
 def getex(session: Session, arguments: Arguments) -> Outcome:
     """Read a value and change when it expires."""
     key = arguments[1]
     check_key(key)
     now_ms = session.service.now_ms()
-    options = Options(arguments[2:], "getex", now_ms)
-    options.take(b"PERSIST", b"EX")
-    expiry = options.expiry or KEEP
-    check_expiry(session.served.keyspace(), expiry, now_ms)
-    return _update(key, GetAndExpire(expiry), _result)
+    options = Options(arguments[2:], b"PERSIST", b"EX")
+    try:
+        expiry = options.expiry("getex", now_ms) or KEEP
+        check_expiry(session.served.keyspace(), expiry, now_ms)
+    except RefusedError as error:  # Redis looks for the key first, and then at the expiry
+        reason = wire.error(error.reason)
+        return Read((key,), lambda found: wire.NIL if found[0] is None else reason)
+    return update_of(key, GetAndExpire(expiry), replies.result_of)
 
 
-@command("APPEND", 3, errors.guest, flags=_FAST, keys=_ONE)
 def append(session: Session, arguments: Arguments) -> Outcome:
-    """Append to a value."""
+    """Append to a value; reply with its length then."""
     _, key, value = arguments
     _check(session, key, value)
     limit = session.served.keyspace().max_value_bytes
-    return _update(key, Append(value, limit, _unnamed_ttl_ms(session)), _result)
+    return update_of(key, Append(value, limit, _unnamed_ttl_ms(session)), replies.result_of)
 
 
-@command("SETRANGE", 4, errors.guest, flags=_WRITE, keys=_ONE)
 def setrange(session: Session, arguments: Arguments) -> Outcome:
-    """Overwrite a value from a byte on; say how long it is then."""
+    """Overwrite a value from a byte on; reply with its length then."""
     _, key, start, value = arguments
     check_key(key)
     offset = integer(start)
@@ -296,44 +237,28 @@ def setrange(session: Session, arguments: Arguments) -> Outcome:
         raise RefusedError("ERR offset is out of range")
     if value:
         check_value(offset + len(value), session.served.keyspace())
-    return _update(key, Overwrite(offset, value, _unnamed_ttl_ms(session)), _result)
+    return update_of(key, Overwrite(offset, value, _unnamed_ttl_ms(session)), replies.result_of)
 
 
-@command("INCR", 2, errors.guest, flags=_FAST, keys=_ONE)
-def incr(session: Session, arguments: Arguments) -> Outcome:
-    """Add one."""
-    return _increment(session, arguments[1], 1)
+def increments(sign: int, *, by_argument: bool) -> Handler:
+    """Return the handler of INCR, DECR, INCRBY or DECRBY; without an argument they add ``sign``."""
+
+    def handler(session: Session, arguments: Arguments) -> Outcome:
+        by = integer(arguments[2]) if by_argument else 1
+        if sign < 0 and by == INTEGER_MIN:
+            raise RefusedError("ERR decrement would overflow")
+        update = Increment(sign * by, _unnamed_ttl_ms(session))
+        return update_of(arguments[1], update, replies.result_of)
+
+    return handler
 
 
-@command("DECR", 2, errors.guest, flags=_FAST, keys=_ONE)
-def decr(session: Session, arguments: Arguments) -> Outcome:
-    """Take one away."""
-    return _increment(session, arguments[1], -1)
-
-
-@command("INCRBY", 3, errors.guest, flags=_FAST, keys=_ONE)
-def incrby(session: Session, arguments: Arguments) -> Outcome:
-    """Add."""
-    return _increment(session, arguments[1], integer(arguments[2]))
-
-
-@command("DECRBY", 3, errors.guest, flags=_FAST, keys=_ONE)
-def decrby(session: Session, arguments: Arguments) -> Outcome:
-    """Take away."""
-    return _increment(session, arguments[1], -integer(arguments[2]))
-
-
-def _increment(session: Session, key: bytes, by: int) -> Outcome:
-    check_key(key)
-    return _update(key, Increment(by, _unnamed_ttl_ms(session)), _result)
-
-
-@command("INCRBYFLOAT", 3, errors.guest, flags=_FAST, keys=_ONE)
 def incrbyfloat(session: Session, arguments: Arguments) -> Outcome:
     """Add to a decimal number."""
     check_key(arguments[1])
     by = parse_decimal(arguments[2])
-    return _update(arguments[1], IncrementDecimal(by, _unnamed_ttl_ms(session)), _result)
+    update = IncrementDecimal(by, _unnamed_ttl_ms(session))
+    return update_of(arguments[1], update, replies.result_of)
 
 
 def _check(session: Session, key: bytes, value: bytes) -> None:

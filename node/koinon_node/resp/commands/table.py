@@ -1,207 +1,227 @@
-"""The table of Redis commands, and the outcomes that a handler may return.
+"""The table of commands: COMMAND, the checks of arguments and rights, metrics and the audit log are
+made of it.
 
-A handler checks the arguments of a command and returns what is to be done:
-
-=========  =========================================================================================
-``bytes``  the reply: nothing has to be looked at
-``Read``   keys to read, and how the reply is made of what is found
-``Write``  rows to write, and how the reply is made of what came of them
-``Call``   what a method of gRPC does; its reply is the method's
-``Switch`` another protocol takes the connection over, after the reply +OK
-coroutine  anything else; it returns the reply
-=========  =========================================================================================
-
-A KoinonError that a handler raises is answered in the command's dialect (``errors``).
+A row has the name, the number of words (negative: at least so many), the handler, the places of the
+keys, the actions that a user needs on them, Redis's flags and, for a handler that a factory makes,
+the summary.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from koinon_node.core.updates import Result, Update
-from koinon_node.resp.errors import RefusedError
-from koinon_node.serving.batches import Durability
-from koinon_proto.contract.errors import KoinonError
+from koinon_node.core.writes.updates import ANY_RECORD, ExpiryKind, Presence, RecordIf
+from koinon_node.resp import wire
+from koinon_node.resp.commands import (
+    bits,
+    cluster,
+    info,
+    introspection,
+    keys,
+    passed,
+    replies,
+    scans,
+    scripting,
+    server,
+    strings,
+    subsequences,
+    transactions,
+)
+from koinon_node.resp.commands import koinon_commands as own
+from koinon_node.resp.commands.spec import COMMANDS, Handler, Needs, Spec
+from koinon_proto.contract.access import Action
 from koinon_proto.server.requests import Method
 
-if TYPE_CHECKING:
-    from koinon_node.resp.session import Session
+_NONE, _FIRST, _TWO, _ALL = (0, 0, 0), (1, 1, 1), (1, 2, 1), (1, -1, 1)
+_COUNTED = (-1, -1, -1)
+"""The second argument is the number of keys."""
+_PAIRS, _AFTER_ONE, _SECOND = (1, -1, 2), (2, -1, 1), (2, 2, 1)
+# ANY: everybody may send the command, or its handler checks the caller.
+_ANY: Needs = ()
+_READ: Needs = (Action.READ,)
+_WRITE: Needs = (Action.WRITE,)
+_BOTH: Needs = (Action.READ, Action.WRITE)
+_SCAN: Needs = (Action.SCAN,)
+_LOAD: Needs = (Action.LOAD,)
+_ABSENT = RecordIf(Presence.ABSENT)
+_UPDATE = "write denyoom fast"
+_AFTER, _AT = ExpiryKind.AFTER, ExpiryKind.AT
 
-Arguments = list[bytes]
-"""The command's name is the first."""
-Encoded = bytes | None
-"""A stored record, as core/records.py encodes it; None: there is none."""
-
-
-@dataclass(slots=True)
-class Read:
-    """``reply`` is made of the records of ``keys``, one for each."""
-
-    keys: Sequence[bytes]
-    reply: Callable[[Sequence[Encoded]], bytes]
-    table_version: int = 0  # the sender's; 0: not known
-    request_id: str = ""
-
-
-@dataclass(slots=True)
-class Row:
-    """A row to write. ``ttl_ms`` 0: it never expires; ``if_version`` None: unconditional. Where
-    there is an ``update``, it alone says what is written.
-    """
-
-    key: bytes
-    value: bytes = b""
-    is_delete: bool = False
-    ttl_ms: int = 0
-    if_version: int | None = None
-    update: Update | None = None
-
-    @property
-    def is_put(self) -> bool:
-        """True if it is a put that needs no look at what is there."""
-        return not self.is_delete and self.if_version is None and self.update is None
-
-    @property
-    def size(self) -> int:
-        """The bytes that it brings."""
-        return len(self.value) + (self.update.size if self.update is not None else 0)
+_ABOUT_ALL_KEYS = (
+    *("DBSIZE", "FLUSHALL", "FLUSHDB", "KEYS", "KOINON.GETMANY", "KOINON.SCAN", "SCAN"),
+)
+"""Commands on a keyspace without keys among their words; the audit log names it."""
+_TIPS = {
+    "DBSIZE": ("request_policy:all_shards", "response_policy:agg_sum"),
+    "DEL": ("request_policy:multi_shard", "response_policy:agg_sum"),
+    "EXISTS": ("request_policy:multi_shard", "response_policy:agg_sum"),
+    "INFO": ("nondeterministic_output", "request_policy:all_shards", "response_policy:special"),
+    "MGET": ("request_policy:multi_shard",),
+    "MSET": ("request_policy:multi_shard", "response_policy:all_succeeded"),
+    "PING": ("request_policy:all_shards", "response_policy:all_succeeded"),
+    "SCAN": ("nondeterministic_output", "request_policy:special", "response_policy:special"),
+    "UNLINK": ("request_policy:multi_shard", "response_policy:agg_sum"),
+    "WAIT": ("request_policy:all_shards", "response_policy:agg_min"),
+}
 
 
-@dataclass(slots=True)
-class Written:
-    """The outcome of a row: its version, 0 if nothing was written; what an update answers."""
-
-    version: int
-    result: Result = None
-
-
-@dataclass(slots=True)
-class Write:
-    """``reply`` is made of what came of each row. If any row failed, its error is the reply."""
-
-    rows: Sequence[Row]
-    reply: Callable[[Sequence[Written]], bytes]
-    durability: Durability = Durability.ALL_IN_SYNC
-    table_version: int = 0
-    request_id: str = ""
-    weight: int = 0  # see RedisService.weigh
-
-
-@dataclass(slots=True)
-class Call:
-    """``begin`` does what a method of gRPC does, and returns its reply."""
-
-    begin: Callable[[], Coroutine[Any, Any, bytes]]
-    request_id: str = ""
-
-
-@dataclass(slots=True)
-class Switch:
-    """The connection is that protocol's which ``begin`` returns, once +OK has been written. A
-    connection may be lost before that, and then nothing has begun.
-    """
-
-    begin: Callable[[], asyncio.Protocol]
-
-
-def first_key(outcome: Outcome) -> bytes | None:
-    """Return the key that decides where the command belongs."""
-    if isinstance(outcome, Read):
-        return outcome.keys[0]
-    return outcome.rows[0].key if isinstance(outcome, Write) else None
-
-
-Outcome = bytes | Read | Write | Call | Switch | Coroutine[Any, Any, bytes]
-Handler = Callable[["Session", Arguments], Outcome]
-Fail = Callable[[KoinonError, str, str], bytes]
-"""Makes the reply of an error, of the id of the request that ended with it, and of where the key is
-served, as a redirection names it: ``slot host:port``; '' if that is not known, or not asked for.
-"""
-
-
-_ABOUT_ALL_KEYS = ("DBSIZE", "KOINON.GETMANY", "KOINON.SCAN", "SCAN")
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """One command. ``arity`` counts the name too; negative: at least so many. ``keys`` are (first,
-    last, step), as COMMAND tells them; last -1: the last argument.
-    """
-
-    name: str
-    arity: int
-    handler: Handler
-    fail: Fail
-    method: Method  # counts and times its requests
-    flags: frozenset[str] = frozenset()
-    keys: tuple[int, int, int] = (0, 0, 0)
-
-    @property
-    def is_about_keys(self) -> bool:
-        """True if it is about keys of a keyspace: those that it names, or all."""
-        return bool(self.keys[0]) or self.name in _ABOUT_ALL_KEYS
-
-    def keys_in(self, arguments: Arguments) -> Arguments:
-        """Return the keys among the arguments."""
-        first, last, step = self.keys
-        return arguments[first : last + 1 or None : step] if first else []
-
-    def takes(self, arguments: int) -> bool:
-        """Return whether it may have so many arguments, its name included."""
-        return arguments == self.arity if self.arity > 0 else arguments >= -self.arity
-
-
-Subcommands = Mapping[bytes, tuple[int, Handler]]
-"""By name, in capital letters: with how many arguments each is called, the two names included
-(negative: at least so many), and its handler.
-"""
-
-
-def subcommand(table: Subcommands, session: Session, arguments: Arguments) -> Outcome:
-    """Return the outcome of the subcommand that the arguments name.
-
-    Raises:
-        RefusedError: there is none, or it takes another number of arguments.
-    """
-    command_name = arguments[0].decode("ascii").lower()
-    arity, handler = table.get(arguments[1].upper(), (0, None))
-    name = ascii(arguments[1][:64].decode("utf-8", "replace"))
-    if handler is None:
-        raise RefusedError(f"ERR unknown subcommand {name} of '{command_name}'")
-    if len(arguments) != arity and not 0 < -arity <= len(arguments):
-        raise RefusedError(
-            f"ERR wrong number of arguments for '{command_name}|{name.strip(chr(39)).lower()}' "
-            "command"
-        )
-    return handler(session, arguments)
-
-
-COMMANDS: dict[bytes, Spec] = {}
-"""By name, in capital letters."""
-
-
-def command(
+def _spec(
     name: str,
     arity: int,
-    fail: Fail,
-    *,
-    flags: Sequence[str] = (),
-    keys: tuple[int, int, int] = (0, 0, 0),
-) -> Callable[[Handler], Handler]:
-    """Add the handler to the table of commands."""
+    handler: Handler,
+    places: tuple[int, int, int],
+    needs: Needs,
+    flags: str,
+    summary: str = "",
+) -> Spec:
+    """Return one row; a handler that is no factory's product has its summary as its docstring."""
+    return Spec(
+        name=name,
+        arity=arity,
+        handler=handler,
+        summary=summary or (handler.__doc__ or "").partition("\n")[0],
+        method=Method("Redis", name, stream=False),
+        needs=needs,
+        flags=frozenset(flags.split()),
+        keys=_NONE if places is _COUNTED else places,
+        counts_keys=places is _COUNTED,
+        is_about_all_keys=name in _ABOUT_ALL_KEYS,
+        tips=_TIPS.get(name, ()),
+    )
 
-    def add(handler: Handler) -> Handler:
-        method = Method("Redis", name, stream=False)
-        spec = Spec(name, arity, handler, fail, method, frozenset(flags), keys)
-        COMMANDS[name.encode()] = spec
-        return handler
 
-    return add
-
-
-def find(name: bytes) -> Spec | None:
-    """Return the command of this name, in letters of any case."""
-    return COMMANDS.get(name) or COMMANDS.get(name.upper())
+# fmt: off
+ALL: tuple[Spec, ...] = (
+    # --- strings
+    _spec("GET", 2, strings.reads_one(replies.value_or_nil), _FIRST, _READ, "readonly fast",
+          "Read a value."),
+    _spec("MGET", -2, strings.reads_all(replies.values_or_nils), _ALL, _READ, "readonly fast",
+          "Read values."),
+    _spec("STRLEN", 2, strings.reads_one(replies.length_of), _FIRST, _READ, "readonly fast",
+          "Tell how long a value is."),
+    _spec("GETRANGE", 4, strings.getrange, _FIRST, _READ, "readonly"),
+    _spec("SUBSTR", 4, strings.getrange, _FIRST, _READ, "readonly"),
+    _spec("SET", -3, strings.set_, _FIRST, _WRITE, "write denyoom"),
+    _spec("GETSET", 3, strings.assigns(ANY_RECORD, replies.value_before), _FIRST, _BOTH, _UPDATE,
+          "Write a value; answer with the one before."),
+    _spec("SETNX", 3, strings.assigns(_ABSENT, replies.one_if_written), _FIRST, _WRITE, _UPDATE,
+          "Write a value where there is none."),
+    _spec("SETEX", 4, strings.sets_until("setex", 1_000), _FIRST, _WRITE, "write denyoom",
+          "Write a value that expires after so many seconds."),
+    _spec("PSETEX", 4, strings.sets_until("psetex", 1), _FIRST, _WRITE, "write denyoom",
+          "Write a value that expires after so many milliseconds."),
+    _spec("MSET", -3, strings.mset, _PAIRS, _WRITE, "write denyoom"),
+    _spec("MSETNX", -3, strings.msetnx, _PAIRS, _WRITE, "write denyoom"),
+    _spec("DELEX", -2, strings.delex, _FIRST, _BOTH, "write fast"),
+    _spec("DELIFEQ", 3, strings.delifeq, _FIRST, _BOTH, "write fast"),
+    _spec("GETDEL", 2, strings.getdel, _FIRST, _BOTH, "write fast"),
+    _spec("GETEX", -2, strings.getex, _FIRST, _BOTH, "write fast"),
+    _spec("APPEND", 3, strings.append, _FIRST, _BOTH, _UPDATE),
+    _spec("SETRANGE", 4, strings.setrange, _FIRST, _BOTH, "write denyoom"),
+    _spec("INCR", 2, strings.increments(1, by_argument=False), _FIRST, _BOTH, _UPDATE,
+          "Add one."),
+    _spec("DECR", 2, strings.increments(-1, by_argument=False), _FIRST, _BOTH, _UPDATE,
+          "Take one away."),
+    _spec("INCRBY", 3, strings.increments(1, by_argument=True), _FIRST, _BOTH, _UPDATE,
+          "Add."),
+    _spec("DECRBY", 3, strings.increments(-1, by_argument=True), _FIRST, _BOTH, _UPDATE,
+          "Take away."),
+    _spec("INCRBYFLOAT", 3, strings.incrbyfloat, _FIRST, _BOTH, _UPDATE),
+    _spec("LCS", -3, subsequences.lcs, _TWO, _READ, "readonly"),
+    # --- bits
+    _spec("SETBIT", 4, bits.setbit, _FIRST, _BOTH, "write denyoom"),
+    _spec("GETBIT", 3, bits.getbit, _FIRST, _READ, "readonly fast"),
+    _spec("BITCOUNT", -2, bits.bitcount, _FIRST, _READ, "readonly"),
+    _spec("BITPOS", -3, bits.bitpos, _FIRST, _READ, "readonly"),
+    _spec("BITOP", -4, bits.bitop, _AFTER_ONE, _BOTH, "write denyoom"),
+    # --- keys
+    _spec("DEL", -2, keys.delete, _ALL, _WRITE, "write"),
+    _spec("UNLINK", -2, keys.delete, _ALL, _WRITE, "write fast"),
+    _spec("EXISTS", -2, strings.reads_all(replies.count_found), _ALL, _READ, "readonly fast",
+          "Say how many of the keys are there."),
+    _spec("TOUCH", -2, strings.reads_all(replies.count_found), _ALL, _READ, "readonly fast",
+          "Say how many of the keys are there."),
+    _spec("TYPE", 2, strings.reads_one(replies.type_of), _FIRST, _READ, "readonly fast",
+          "Say of which type a value is: there is only one."),
+    _spec("OBJECT", -2, keys.object_, _SECOND, _READ, "readonly",
+          "Tell how a value is held: as Redis would, since clients and their tests ask."),
+    _spec("RENAME", 3, keys.renames(wire.OK, replaced=True), _TWO, _BOTH, "write",
+          "Give a record another key, in place of what is there."),
+    _spec("RENAMENX", 3, keys.renames(wire.ONE, replaced=False), _TWO, _BOTH, "write fast",
+          "Give a record another key, where there is none."),
+    _spec("COPY", -3, keys.copy, _TWO, _BOTH, "write denyoom"),
+    _spec("TTL", 2, keys.tells_expiry(1_000, is_left=True), _FIRST, _READ, "readonly fast",
+          "Tell in how many seconds a record expires."),
+    _spec("PTTL", 2, keys.tells_expiry(1, is_left=True), _FIRST, _READ, "readonly fast",
+          "Tell in how many milliseconds a record expires."),
+    _spec("EXPIRETIME", 2, keys.tells_expiry(1_000, is_left=False), _FIRST, _READ, "readonly fast",
+          "Tell the Unix time, in seconds, at which a record expires."),
+    _spec("PEXPIRETIME", 2, keys.tells_expiry(1, is_left=False), _FIRST, _READ, "readonly fast",
+          "Tell the Unix time, in milliseconds, at which a record expires."),
+    _spec("EXPIRE", -3, keys.expires("expire", _AFTER, 1_000), _FIRST, _WRITE, "write fast",
+          "Have a record expire after so many seconds."),
+    _spec("PEXPIRE", -3, keys.expires("pexpire", _AFTER, 1), _FIRST, _WRITE, "write fast",
+          "Have a record expire after so many milliseconds."),
+    _spec("EXPIREAT", -3, keys.expires("expireat", _AT, 1_000), _FIRST, _WRITE, "write fast",
+          "Have a record expire at a Unix time in seconds."),
+    _spec("PEXPIREAT", -3, keys.expires("pexpireat", _AT, 1), _FIRST, _WRITE, "write fast",
+          "Have a record expire at a Unix time in milliseconds."),
+    _spec("PERSIST", 2, keys.persist, _FIRST, _WRITE, "write fast"),
+    # --- many keys; the handlers check the caller's leave for the prefix
+    _spec("SCAN", -2, scans.scan, _NONE, _SCAN, "readonly"),
+    _spec("KEYS", 2, scans.keys, _NONE, _SCAN, "readonly"),
+    _spec("DBSIZE", 1, scans.dbsize, _NONE, _ANY, "readonly"),
+    _spec("FLUSHDB", -1, server.flush, _NONE, _LOAD, "write"),
+    _spec("FLUSHALL", -1, server.flush, _NONE, _LOAD, "write"),
+    # --- transactions and scripts; the commands in them are checked one by one
+    _spec("MULTI", 1, transactions.multi, _NONE, _ANY, "fast noscript"),
+    _spec("EXEC", 1, transactions.exec_, _NONE, _ANY, "noscript"),
+    _spec("DISCARD", 1, transactions.discard, _NONE, _ANY, "fast noscript"),
+    _spec("WATCH", -2, transactions.watch, _ALL, _READ, "fast noscript"),
+    _spec("UNWATCH", 1, transactions.unwatch, _NONE, _ANY, "fast noscript"),
+    _spec("EVAL", -3, scripting.eval_, _COUNTED, _BOTH, "noscript movablekeys"),
+    _spec("EVALSHA", -3, scripting.evalsha, _COUNTED, _BOTH, "noscript movablekeys"),
+    _spec("SCRIPT", -2, scripting.script, _NONE, _ANY, "noscript",
+          "Keep scripts for EVALSHA, ask for them, or forget them."),
+    # --- the connection, the server and the cluster
+    _spec("PING", -1, server.ping, _NONE, _ANY, "fast"),
+    _spec("ECHO", 2, server.echo, _NONE, _ANY, "fast"),
+    _spec("TIME", 1, server.time_, _NONE, _ANY, "fast"),
+    _spec("QUIT", -1, server.quit_, _NONE, _ANY, "no_auth"),
+    _spec("HELLO", -1, server.hello, _NONE, _ANY, "fast no_auth"),
+    _spec("AUTH", -2, server.auth, _NONE, _ANY, "fast no_auth"),
+    _spec("SELECT", 2, server.select, _NONE, _ANY, "fast"),
+    _spec("RESET", 1, server.reset, _NONE, _ANY, "fast"),
+    _spec("CLIENT", -2, server.client, _NONE, _ANY, "", "Say something of the connection, or ask."),
+    _spec("INFO", -1, info.info, _NONE, _ANY, ""),
+    _spec("SLOWLOG", -2, info.slowlog, _NONE, _ANY, ""),
+    _spec("COMMAND", -1, introspection.command, _NONE, _ANY, ""),
+    _spec("CONFIG", -2, introspection.config, _NONE, _ANY, "",
+          "Tell how the server is configured."),
+    _spec("CLUSTER", -2, cluster.cluster, _NONE, _ANY, "", "Tell where the slots are."),
+    _spec("READONLY", 1, server.accepted, _NONE, _ANY, "fast",
+          "Answer OK: reads go to primaries in any case."),
+    _spec("READWRITE", 1, server.accepted, _NONE, _ANY, "fast",
+          "Answer OK: reads go to primaries in any case."),
+    _spec("ASKING", 1, server.accepted, _NONE, _ANY, "fast",
+          "Answer OK: no node redirects by ASK."),
+    _spec("WAIT", 3, cluster.wait, _NONE, _ANY, ""),
+    # --- Koinon's own clients, and nodes
+    _spec("KOINON.HELLO", -3, own.hello, _NONE, _ANY, "no_auth"),
+    _spec("KOINON.GET", -3, own.reads(replies.value_or_nil), _FIRST, _READ, "readonly fast",
+          "Read a value."),
+    _spec("KOINON.ENTRY", -3, own.reads(own.entry_or_nil), _FIRST, _READ, "readonly fast",
+          "Read a value with its version and its expiry."),
+    _spec("KOINON.EXISTS", -3, own.reads(replies.count_found), _FIRST, _READ, "readonly fast",
+          "Say whether there is a record."),
+    _spec("KOINON.PUT", -7, own.put, _FIRST, _WRITE, "write"),
+    _spec("KOINON.DELETE", -5, own.delete, _FIRST, _WRITE, "write"),
+    _spec("KOINON.INCREMENT", -6, own.increment, _FIRST, _BOTH, "write", "Add to an integer."),
+    _spec("KOINON.TOUCH", -5, own.touch, _FIRST, _WRITE, "write", "Change when a record expires."),
+    _spec("KOINON.GETORPUT", -6, own.get_or_put, _FIRST, _BOTH, "write",
+          "Read a record, or make it."),
+    _spec("KOINON.GETMANY", -2, own.get_many, _NONE, _READ, "readonly"),
+    _spec("KOINON.SCAN", -2, own.scan, _NONE, _SCAN, "readonly"),
+    _spec("KOINON.PASSED", -3, passed.passed, _NONE, _ANY, "admin"),
+    _spec("KOINON.FOLLOW", 2, own.follow, _NONE, _ANY, "admin"),
+)
+# fmt: on
+COMMANDS.update((spec.name.encode(), spec) for spec in ALL)

@@ -10,53 +10,52 @@ place. No client sees a part of it, whatever crashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, Final, cast
 
-from koinon_node.core import records
-from koinon_node.core.atomic_batch import Check, Step
-from koinon_node.core.updates import Look, Put, Remove, Result
-from koinon_node.resp import errors, wire
-from koinon_node.resp.commands import rules
+from koinon_node.core.formats import records
+from koinon_node.core.writes.atomic_batch import Check, Step
+from koinon_node.core.writes.updates import Look, Result
+from koinon_node.resp import error_replies, wire
+from koinon_node.resp.commands import accounting, rules
 from koinon_node.resp.commands.arguments import keys_of_one_slot
-from koinon_node.resp.commands.table import (
+from koinon_node.resp.commands.spec import Spec, find
+from koinon_node.resp.error_replies import RefusedError
+from koinon_node.resp.outcomes import (
     Arguments,
+    Call,
     Encoded,
+    Jointly,
     Outcome,
     Read,
-    Row,
-    Spec,
+    Switch,
     Write,
-    Written,
-    command,
 )
-from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
 from koinon_node.resp.transaction_queue import WATCHED_MAX, Transaction
 from koinon_proto.contract import request_ids
-from koinon_proto.contract.errors import CheckFailedError, KoinonError
+from koinon_proto.contract.errors import CheckFailedError, KoinonError, NotPrimaryError
 
 AT_ONCE: Final = frozenset(("MULTI", "EXEC", "DISCARD", "WATCH", "QUIT", "RESET"))
 """Carried out also after MULTI, never queued."""
-_A_BATCH: Final = "MSETNX"
-"""The command with keys that cannot be a part of a batch: it is one itself."""
-_WITHOUT_KEYS: Final = frozenset(("ECHO", "PING", "SELECT", "UNWATCH"))
+_WITHOUT_KEYS: Final = frozenset(
+    ("DBSIZE", "ECHO", "KEYS", "PING", "SCAN", "SELECT", "TIME", "UNWATCH")
+)
 """The commands that may be queued beside those that have keys."""
+Queued = bytes | Read | Write | Jointly
+Scan = Coroutine[Any, Any, bytes]
 _QUEUED: Final = wire.simple("QUEUED")
 _LOOK: Final = Look()
-_FLAGS: Final = ("fast", "noscript")
 
 
-@command("MULTI", 1, errors.guest, flags=_FLAGS)
 def multi(session: Session, arguments: Arguments) -> Outcome:
     """Queue what follows, until EXEC."""
     if session.transaction is not None:
-        return wire.error("ERR MULTI calls can not be nested")
+        raise RefusedError("ERR MULTI calls can not be nested")
     session.transaction = Transaction()
     return wire.OK
 
 
-@command("DISCARD", 1, errors.guest, flags=_FLAGS)
 def discard(session: Session, arguments: Arguments) -> Outcome:
     """Forget what is queued, and watched."""
     if session.transaction is None:
@@ -65,18 +64,16 @@ def discard(session: Session, arguments: Arguments) -> Outcome:
     return wire.OK
 
 
-@command("UNWATCH", 1, errors.guest, flags=_FLAGS)
 def unwatch(session: Session, arguments: Arguments) -> Outcome:
     """Forget what is watched."""
     session.watched = {}
     return wire.OK
 
 
-@command("WATCH", -2, errors.guest, flags=_FLAGS, keys=(1, -1, 1))
 def watch(session: Session, arguments: Arguments) -> Outcome:
     """Have EXEC carry out nothing if one of these keys has been written to."""
     if session.transaction is not None:
-        return wire.error("ERR WATCH inside MULTI is not allowed")
+        raise RefusedError("ERR WATCH inside MULTI is not allowed")
     keys = keys_of_one_slot(arguments[1:])
     if len(session.watched.keys() | set(keys)) > WATCHED_MAX:
         raise RefusedError(f"ERR a connection watches {WATCHED_MAX:,} keys at most")
@@ -111,21 +108,27 @@ def queue(session: Session, transaction: Transaction, spec: Spec, arguments: Arg
     Raises:
         KoinonError: it cannot be part of a transaction, or not here.
     """
-    is_own = spec.fail is errors.own
-    may_be = spec.name in _WITHOUT_KEYS or (spec.keys[0] and spec.name != _A_BATCH)
-    if is_own or not may_be:
+    if not may_be_queued(spec):
         raise RefusedError(f"ERR {spec.name} is not allowed inside a transaction")
     keys = keys_of_one_slot(spec.keys_in(arguments))
-    if keys:
+    if keys and session.service.passing is None:
         session.served.check_served(keys[0])
-    transaction.add(spec, arguments, keys)
+    transaction.add(arguments, keys)
     return _QUEUED
+
+
+def may_be_queued(spec: Spec) -> bool:
+    """Return whether the command can be part of a transaction."""
+    return (
+        spec.name not in AT_ONCE
+        and not spec.is_own
+        and (spec.names_keys or spec.name in _WITHOUT_KEYS)
+    )
 
 
 # --- carrying out ------------------------------------------------------------------------------
 
 
-@command("EXEC", 1, errors.guest, flags=("noscript",))
 def exec_(session: Session, arguments: Arguments) -> Outcome:
     """Carry out what is queued, in one step."""
     transaction, watched = session.transaction, session.watched
@@ -137,19 +140,46 @@ def exec_(session: Session, arguments: Arguments) -> Outcome:
     return _carry_out(session, transaction, watched)
 
 
+def carried_out_for(acting: Session, transaction: Transaction) -> Scan:
+    """Return the work of carrying out a transaction that another node has passed on."""
+    return _carry_out(acting, transaction, {})
+
+
 async def _carry_out(
     session: Session, transaction: Transaction, watched: dict[bytes, int]
 ) -> bytes:
-    outcomes = [_outcome(session, spec, arguments) for spec, arguments in transaction.queued]
+    looked_up = [(cast(Spec, find(words[0])), words) for words in transaction.queued]
+    queued = [(spec, _outcome(session, spec, words)) for spec, words in looked_up]
+    try:
+        return await _replies(session, watched, queued)
+    except KoinonError as error:
+        passing = session.service.passing
+        is_elsewhere = NotPrimaryError in (type(error), type(error.__cause__))
+        if passing is None or watched or not is_elsewhere or session.is_acting:
+            raise
+        key = next(key for spec, words in looked_up for key in spec.keys_in(words))
+        return await passing.transaction(session, key, transaction.queued)
+    finally:
+        for _, outcome in queued:
+            if isinstance(outcome, Coroutine):
+                outcome.close()
+
+
+async def _replies(
+    session: Session, watched: dict[bytes, int], queued: Sequence[tuple[Spec, Queued | Scan]]
+) -> bytes:
     keys = list(watched)
     steps: list[Step] = [Check(version) for version in watched.values()]
-    for outcome in outcomes:
+    for _, outcome in queued:
         if isinstance(outcome, Read):
             keys += outcome.keys
             steps += [_LOOK] * len(outcome.keys)
+        elif isinstance(outcome, Jointly):
+            keys += outcome.keys
+            steps += outcome.steps
         elif isinstance(outcome, Write):
             keys += [row.key for row in outcome.rows]
-            steps += map(_step_of, outcome.rows)
+            steps += [row.step for row in outcome.rows]
     results: Sequence[Result] = ()
     if steps:
         session.served.check_one_slot(keys)
@@ -160,11 +190,16 @@ async def _carry_out(
         except KoinonError as error:
             raise session.served.redirected(error, keys[0]) from error
     left = iter(results[len(watched) :])
-    specs = (spec for spec, _ in transaction.queued)
-    return wire.array([_reply(s, o, left) for s, o in zip(specs, outcomes, strict=True)])
+    replies: list[bytes] = []
+    for spec, outcome in queued:
+        if isinstance(outcome, Coroutine):
+            replies.append(await _scanned(spec, outcome))
+        else:
+            replies.append(_reply(spec, outcome, left))
+    return wire.array(replies)
 
 
-def _outcome(session: Session, spec: Spec, arguments: Arguments) -> bytes | Read | Write:
+def _outcome(session: Session, spec: Spec, arguments: Arguments) -> Queued | Scan:
     """Return what a queued command comes to, looked at now; its reply, if it is refused."""
     try:
         if session.gate is not None:  # leave may have been taken since
@@ -172,34 +207,52 @@ def _outcome(session: Session, spec: Spec, arguments: Arguments) -> bytes | Read
             rules.check(spec, arguments, session)
         outcome = spec.handler(session, arguments)
     except KoinonError as error:
-        request_id = request_ids.fresh()
-        session.note(spec, errors.outcome_of(error), request_id, error=error)
+        request_id, outcome_name = request_ids.fresh(), error_replies.outcome_of(error)
+        accounting.audit(session, spec, outcome=outcome_name, request_id=request_id, error=error)
         return spec.fail(error, request_id, "")
-    assert isinstance(outcome, bytes | Read | Write), "no other command is queued"
+    assert not isinstance(outcome, Call | Switch), "no such command is queued"
     return outcome
 
 
-def _step_of(row: Row) -> Step:
-    if row.update is not None:
-        return row.update
-    return Remove() if row.is_delete else Put(row.value, row.ttl_ms)
-
-
-def _reply(spec: Spec, outcome: bytes | Read | Write, left: Iterator[Result]) -> bytes:
+def _reply(spec: Spec, outcome: Queued, left: Iterator[Result]) -> bytes:
     """Return the reply of a command; take the results of its steps."""
     if isinstance(outcome, bytes):
         return outcome
     if isinstance(outcome, Read):
         found = [next(left) for _ in outcome.keys]
         return outcome.reply([r if isinstance(r, bytes) else None for r in found])
-    results = [next(left) for _ in outcome.rows]
+    if isinstance(outcome, Jointly):
+        result, *_ = [next(left) for _ in outcome.keys]
+        results = [result]
+    else:
+        results = [next(left) for _ in outcome.rows]
     for result in results:
         if isinstance(result, KoinonError):
             return spec.fail(result, request_ids.fresh(), "")
+    if isinstance(outcome, Jointly):
+        return outcome.reply(results[0])
     rows = zip(outcome.rows, results, strict=True)
-    return outcome.reply([_written(row, result) for row, result in rows])
+    return outcome.reply([row.written(result) for row, result in rows])
 
 
-def _written(row: Row, result: Result) -> Written:
-    """A row's version is only looked at as to whether something was written."""
-    return Written(int(result is not False) if row.is_delete else 1, result)
+async def _scanned(spec: Spec, scan: Scan) -> bytes:
+    """Return the reply of a command that goes through many keys: right after the batch, of which
+    it is no part.
+    """
+    try:
+        return await scan
+    except KoinonError as error:
+        return spec.fail(error, request_ids.fresh(), "")
+
+
+async def carried_out(session: Session, jointly: Jointly) -> bytes:
+    """Carry out an operation on several keys by itself; return its reply.
+
+    Raises:
+        KoinonError: nothing was written, or it is of unknown fate.
+    """
+    session.served.check_one_slot(jointly.keys)
+    result, *_ = await session.service.commit(session.served, jointly.keys, jointly.steps)
+    if isinstance(result, KoinonError):
+        raise result
+    return jointly.reply(result)

@@ -1,1 +1,0 @@
-"""Benchmarks of clients: operations, writes, routers, TLS, many connections."""

@@ -1,1 +1,0 @@
-"""Raft, the planner, many partitions, and a cluster at rest."""

@@ -1,1 +1,0 @@
-"""Failovers, stops and starved processes, on this machine and on networks of their own."""

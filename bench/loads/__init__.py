@@ -1,1 +1,0 @@
-"""Bulk loads by Spark, their steps, and clients beside them."""

@@ -1,1 +1,0 @@
-"""Partitions that move to a node that joins, beside a bare copy."""

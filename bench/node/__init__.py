@@ -1,1 +1,0 @@
-"""One node alone: its store, its write-ahead log, what counting costs."""

@@ -1,0 +1,131 @@
+"""watch: print what is written, as it is written."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from koinon.cli.console import output
+from koinon.cli.console.command import DONE, USAGE, RefusedError, Session, command
+from koinon.cli.data.key_value import PANEL, Encoding
+from koinon.core.feeds import Change, ChangeBatch, FeedPositions
+from koinon.operate.json_form import json_of
+from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.process.printable import flush, printable_bytes
+
+root = typer.Typer()
+
+
+@command(
+    root,
+    panel=PANEL,
+    keyed=True,
+    examples=[
+        "watch --prefix session:",
+        "watch --since start --json | jq .key",
+        "watch --state orders.pos --json     (goes on where it stopped)",
+    ],
+)
+def watch(
+    session: Session,
+    *,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            help="Where to begin: 'now'; 'start' (first every record that there is, then changes); "
+            "or positions, the text that a --state file contains."
+        ),
+    ] = "now",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file for positions, written after each batch. If it exists, the feed goes on "
+            "from there, and --since is ignored. Give the same --prefix each time."
+        ),
+    ] = None,
+    keys_only: Annotated[
+        bool, typer.Option("--keys-only", help="Print keys without values.")
+    ] = False,
+    hexadecimal: Annotated[bool, typer.Option("--hex", help="--prefix is hexadecimal.")] = False,
+    base_64: Annotated[bool, typer.Option("--base64", help="--prefix is base64.")] = False,
+) -> int:
+    """Print each change as it is written, until Ctrl-C: put or delete, key, and value; with --json
+    one JSON object per line.
+
+    A change is printed once it is durable on every in-sync replica. If a key is written faster than
+    changes are printed, older versions of it may be left out.
+    """
+    encoding = Encoding(hexadecimal=hexadecimal, base_64=base_64)
+    prefix_bytes = encoding.decode(prefix, "--prefix")
+    begin = _since(since, state)
+    known = begin != "now"
+    with session.connect() as client, contextlib.suppress(KeyboardInterrupt):
+        feed: Any = client.changes(prefix=prefix_bytes, since=begin, keys_only=keys_only)
+        with contextlib.closing(feed):
+            for batch in feed:
+                _print(batch, keys_only=keys_only, as_json=session.json)
+                # A feed that begins "now" has incomplete positions until it has caught up.
+                known = known or batch.caught_up
+                if state is not None and known:
+                    _save(state, batch.positions)
+    return DONE
+
+
+def _since(since: str, state: Path | None) -> Any:
+    """Return where the feed begins, as ``Client.changes`` takes it.
+
+    Raises:
+        RefusedError: the file has no positions.
+        InvalidArgumentError: ``since`` is no text of positions.
+    """
+    if state is not None:
+        with contextlib.suppress(FileNotFoundError):
+            text = state.read_text(encoding="ascii", errors="replace")
+            try:
+                return FeedPositions.parse(text)
+            except InvalidArgumentError as error:
+                raise RefusedError(
+                    f"--state {state}: {error.reason}",
+                    "Name another file, or delete this one to begin anew.",
+                    code=USAGE,
+                ) from None
+    if since == "start":
+        return None
+    return since if since == "now" else FeedPositions.parse(since)  # the error names --since
+
+
+def _save(state: Path, positions: FeedPositions) -> None:
+    """Replace the file in one step: a crash leaves the old positions or the new ones."""
+    new = state.with_name(f"{state.name}.new")
+    new.write_text(f"{positions}\n", encoding="ascii")
+    new.replace(state)
+
+
+def _print(batch: ChangeBatch, *, keys_only: bool, as_json: bool) -> None:
+    for change in batch:
+        if as_json:
+            output.write_line(output.json_text(_answer(change, keys_only=keys_only)))
+        else:
+            output.write_line(_line(change, keys_only=keys_only))
+    if len(batch):
+        flush()
+
+
+def _answer(change: Change, *, keys_only: bool) -> dict[str, Any]:
+    answer = {"change": "put", **json_of(change._asdict())}
+    if change.value is None:
+        answer["change"] = "delete"
+    if change.value is None or keys_only:
+        del answer["value"]
+    return answer
+
+
+def _line(change: Change, *, keys_only: bool) -> str:
+    key = printable_bytes(change.key)
+    if change.value is None:
+        return f"delete\t{key}"
+    return f"put\t{key}" if keys_only else f"put\t{key}\t{printable_bytes(change.value)}"

@@ -1,0 +1,148 @@
+"""The values of change feeds: changes, batches of them, and positions, which have a text."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from koinon_proto.contract.errors import InvalidArgumentError
+
+_FORMAT: Final = "koinon-feed-1."
+_TEXT_BYTES_MAX = 64 * 1024 * 1024  # of what a text unpacks to
+_SEQUENCE_MAX = 2**64 - 1
+
+
+class PartitionPosition(NamedTuple):
+    """All changes through ``sequence`` were seen; with a ``bound``, those above and through that
+    as well of keys through ``after_key``.
+    """
+
+    sequence: int = 0
+    bound: int = 0
+    after_key: bytes = b""
+
+
+FROM_NOW = PartitionPosition(_SEQUENCE_MAX)
+"""Where a partition stands when it is opened."""
+
+
+@dataclass(frozen=True)
+class FeedPositions:
+    """The changes that a feed's reader has seen, by partition, in one keyspace of one cluster.
+    ``str`` gives a text of printable ASCII without spaces, and ``parse`` takes that back.
+    """
+
+    cluster_id: str
+    keyspace_id: int
+    partitions: Mapping[int, PartitionPosition]
+    """A partition that is not here begins with a snapshot."""
+
+    def __str__(self) -> str:
+        rows = [
+            [p, place.sequence, place.bound, place.after_key.hex()]
+            for p, place in sorted(self.partitions.items())
+        ]
+        content = json.dumps([self.cluster_id, self.keyspace_id, rows], separators=(",", ":"))
+        packed = zlib.compress(content.encode("ascii"))
+        return _FORMAT + base64.urlsafe_b64encode(packed).decode("ascii")
+
+    def __hash__(self) -> int:
+        return hash((self.cluster_id, self.keyspace_id, frozenset(self.partitions.items())))
+
+    @classmethod
+    def parse(cls, text: str) -> FeedPositions:
+        """Return the positions that a text stands for.
+
+        Raises:
+            InvalidArgumentError: it is no text of positions, or was cut off.
+        """
+        if not text.startswith(_FORMAT):
+            raise _not_positions(f"such a text begins with {_FORMAT}")
+        try:
+            packed = base64.b64decode(text[len(_FORMAT) :].strip(), b"-_", validate=True)
+            unpacking = zlib.decompressobj()
+            content = unpacking.decompress(packed, _TEXT_BYTES_MAX)
+            if not unpacking.eof:
+                raise _not_positions("it was cut off, or is too long")
+            return cls._of(json.loads(content))
+        except (ValueError, TypeError, binascii.Error, zlib.error, RecursionError) as error:
+            raise _not_positions(str(error)) from None
+
+    @classmethod
+    def _of(cls, content: Any) -> FeedPositions:
+        cluster_id, keyspace_id, rows = content
+        if not isinstance(cluster_id, str):
+            raise TypeError("the cluster's id is no text")
+        partitions = {
+            _number(p): PartitionPosition(_number(sequence), _number(bound), bytes.fromhex(key))
+            for p, sequence, bound, key in rows
+        }
+        return cls(cluster_id, _number(keyspace_id), MappingProxyType(partitions))
+
+    def without(self, *partition_ids: int) -> FeedPositions:
+        """Return the same but for these partitions, which then begin with a snapshot."""
+        left = {p: place for p, place in self.partitions.items() if p not in partition_ids}
+        return FeedPositions(self.cluster_id, self.keyspace_id, MappingProxyType(left))
+
+    def reaches(self, other: FeedPositions) -> bool:
+        """Return whether all that was seen at ``other``, and newer changes of the same keys, have
+        been seen here: each of its partitions has got at least as far.
+        """
+        nothing = PartitionPosition()
+        return (self.cluster_id, self.keyspace_id) == (other.cluster_id, other.keyspace_id) and all(
+            self.partitions.get(p, nothing) >= place for p, place in other.partitions.items()
+        )
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _SEQUENCE_MAX:
+        raise TypeError(f"{value!r} is no number that may be here")
+    return value
+
+
+def _not_positions(why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(field="since", reason=f"not the text of feed positions ({why})")
+
+
+class Change(NamedTuple):
+    """One change of a key, as a feed tells it. ``value`` None: the key was deleted, or expired."""
+
+    key: bytes
+    value: bytes | None
+    version: int
+    expires_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeBatch:
+    """The next changes of a feed, as columns: entry i of each belongs to change i. Iterate over it
+    for changes one by one. It may be empty: a feed gives one at least every second.
+    """
+
+    keys: Sequence[bytes]
+    values: Sequence[bytes | None]
+    """None: the key was deleted, or expired. ``b""`` of all others, if only keys are wanted."""
+    versions: Sequence[int]
+    expires_at_ms: Sequence[int | None]
+    positions: FeedPositions
+    """Where to go on once these changes have been dealt with: ``since`` of a later call."""
+    caught_up: bool
+    """True once every partition has told all that was there when the feed began, and none is in a
+    backfill again.
+    """
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Change]:
+        return map(Change, self.keys, self.values, self.versions, self.expires_at_ms)
+
+
+for _shown in (Change, ChangeBatch, FeedPositions):
+    _shown.__module__ = "koinon"

@@ -1,0 +1,356 @@
+"""Carrying out a change feed: one stream to each node that leads some of the partitions.
+
+    nodes    >  streams (a task each)  >  queue, bounded  >  the caller's batches
+                  |  a refusal, or the end
+                  v
+             partitions that wait for news of the table, or a back-off  >  another stream
+
+A stream that delivers what it read waits while the queue is full; then gRPC's flow control holds
+the node back. Two sets of positions are kept: how far was read, from which a stream is opened
+again, and how far the caller was given, which its batches carry. There is one stream a node:
+partitions that come to a node join the others there in a new stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import grpc
+
+from koinon.core import limits
+from koinon.core.feeds import FROM_NOW, ChangeBatch, FeedPositions, PartitionPosition
+from koinon.core.retry import final_error
+from koinon.core.scanning import partitions_with
+from koinon.core.target import Target
+from koinon.driver import request_ids
+from koinon.driver.engine import Engine
+from koinon.driver.rpc.attended_channel import PROTOCOL, Connection
+from koinon.types import BytesLike
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
+    ClientClosedError,
+    InvalidArgumentError,
+    KoinonError,
+    NotSentError,
+    UnknownFateError,
+    WrongClusterError,
+)
+from koinon_proto.server import rpc
+from koinon_proto.v1 import feed_pb2
+
+Since = FeedPositions | str | Literal["now"] | None
+"""Where a feed begins: positions, or their text; ``"now"``; None: with a snapshot."""
+
+QUEUE_MESSAGES: Final = 8
+"""Messages of nodes that are read and not taken; each has half a MiB, an atomic batch more."""
+TIMEOUT_MS: Final = 60_000
+"""A partition that no node serves for so long ends the feed, unless its caller says otherwise."""
+_EMPTY_BATCH_S = 1.0
+_SILENT_S = 5.0  # a node sends something every second
+_JOIN_S = 0.01  # partitions that come to a node so close together share a stream
+
+
+@dataclass(frozen=True, slots=True)
+class FeedQuery:
+    """The arguments of a feed, as its caller gives them."""
+
+    prefix: BytesLike = b""
+    since: Since = None
+    keys_only: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """The stream to one node."""
+
+    partition_ids: set[int]
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A partition that no node has served since ``began``."""
+
+    began: float
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class _Read:
+    """One message of a node, and how far it leads."""
+
+    message: Any
+    positions: dict[int, PartitionPosition] = field(default_factory=dict)
+    caught_up: set[int] = field(default_factory=set)
+    behind: set[int] = field(default_factory=set)  # in a backfill
+
+
+class ChangeFeed:
+    """One feed. Belongs to the engine's loop."""
+
+    def __init__(
+        self, engine: Engine, target: Target, query: FeedQuery, timeout_ms: int | None
+    ) -> None:
+        self._engine = engine
+        self._target = target
+        self._prefix = limits.check_key_part("prefix", query.prefix)
+        self._keys_only = query.keys_only
+        self._timeout_ms = engine.timeout_ms(TIMEOUT_MS if timeout_ms is None else timeout_ms)
+        self._begin = self._positions_of(query.since)
+        wanted = partitions_with(self._prefix, target.partitioner)
+        first = FROM_NOW if query.since == "now" else PartitionPosition()
+        known = self._begin.partitions if self._begin is not None else {}
+        self._read_to = {p: known.get(p, first) for p in wanted}
+        self._given = {p: place for p, place in self._read_to.items() if place != first}
+        self._behind = set(wanted)  # partitions that have not caught up, as far as was given
+        self._streams: dict[str, _Stream] = {}
+        self._waiting: set[int] = set(wanted)  # to be opened
+        self._failing: dict[int, _Failing] = {}
+        self._queue: deque[_Read] = deque()
+        self._error: BaseException | None = None  # that ends the feed
+        self._opened = self._closed = False
+        self._wake, self._arrived, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def _positions_of(self, since: Since) -> FeedPositions | None:
+        """Return the positions that the caller has given, if any.
+
+        Raises:
+            InvalidArgumentError: they are no positions, or those of another keyspace.
+            WrongClusterError: they are those of another cluster.
+        """
+        if since is None or since == "now":
+            return None
+        positions = FeedPositions.parse(since) if isinstance(since, str) else since
+        if positions.cluster_id != self._engine.cluster_id:
+            raise WrongClusterError(
+                expected_cluster_id=self._engine.cluster_id, actual_cluster_id=positions.cluster_id
+            )
+        if positions.keyspace_id != self._target.keyspace_id:
+            raise InvalidArgumentError(field="since", reason="positions in another keyspace")
+        return positions
+
+    # --- for the caller --------------------------------------------------------------------
+
+    async def next(self) -> ChangeBatch:
+        """Return the next batch; an empty one after a second without a change.
+
+        Raises:
+            SnapshotNeededError, HistoryBranchedError: a partition cannot go on from its position.
+            UnavailableError: a partition was not served for the timeout.
+            KoinonError: another refusal that stays.
+        """
+        self._engine.check_loop()
+        if not self._opened:
+            self._opened = True
+            self._engine.spawn(self._run())
+        was_behind = bool(self._behind)
+        deadline = self._engine.now() + _EMPTY_BATCH_S
+        while True:
+            while self._queue:
+                read = self._queue.popleft()
+                self._room.set()
+                self._given.update(read.positions)
+                self._behind = (self._behind | read.behind) - read.caught_up
+                if read.message.keys or was_behind != bool(self._behind):
+                    return self._batch(read.message)
+            if self._error is not None:
+                raise self._error
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._engine.now())):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return self._batch(feed_pb2.ChangesResponse())
+
+    def close(self) -> None:
+        """End the feed and its streams."""
+        self._closed = True
+        self._wake.set()
+
+    def _batch(self, message: Any) -> ChangeBatch:
+        values: list[bytes | None] = list(message.values)
+        for row in message.deletes:
+            values[row] = None
+        return ChangeBatch(
+            keys=list(message.keys),
+            values=values,
+            versions=list(message.versions),
+            expires_at_ms=[at or None for at in message.expires_at_ms],
+            positions=FeedPositions(
+                self._engine.cluster_id,
+                self._target.keyspace_id,
+                MappingProxyType(dict(self._given)),
+            ),
+            caught_up=not self._behind,
+        )
+
+    # --- streams ---------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Open streams for the partitions that wait, until the feed is closed, or fails."""
+        try:
+            with request_ids.operation():
+                while not self._closed and self._error is None:
+                    await self._open_streams()
+                    await self._wake.wait()
+                    self._wake.clear()
+                    await asyncio.sleep(_JOIN_S)
+        except KoinonError as error:
+            self._fail(error)
+        finally:
+            tasks = [stream.task for stream in self._streams.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._fail(ClientClosedError())
+
+    async def _open_streams(self) -> None:
+        """Open a stream to each node that serves partitions which wait, with those that it had.
+
+        Raises:
+            UnknownKeyspaceError: the keyspace has been dropped.
+        """
+        routing = self._engine.routing()
+        self._target.settings(routing)
+        by_owner: dict[str, set[int]] = {}
+        for p in self._waiting:
+            by_owner.setdefault(routing.owner_of[p], set()).add(p)
+        self._waiting = set()
+        for p in by_owner.pop("", ()):
+            self._refused((p,), routing.offline(p))
+        for address, partition_ids in by_owner.items():
+            former = self._streams.pop(address, None)
+            if former is not None:
+                former.task.cancel()
+                await asyncio.gather(former.task, return_exceptions=True)
+                partition_ids |= former.partition_ids
+            task = asyncio.create_task(self._follow(address, partition_ids))
+            task.add_done_callback(self._on_ended)
+            self._streams[address] = _Stream(partition_ids, task)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        """A stream has ended; a defect that has ended it ends the feed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    async def _follow(self, address: str, partition_ids: set[int]) -> None:
+        """Read the changes of these partitions from a node, for as long as it sends any."""
+        connection = Connection(address, lambda: None, self._engine.dialing)
+        try:
+            error = await self._read(connection, address, partition_ids)
+        finally:
+            await connection.close()
+        stream = self._streams.get(address)
+        if stream is not None and stream.task is asyncio.current_task():
+            del self._streams[address]
+        left = tuple(partition_ids)
+        partition_ids.clear()
+        if left:
+            self._refused(left, error)
+
+    async def _read(
+        self, connection: Connection, address: str, partition_ids: set[int]
+    ) -> KoinonError:
+        """Deliver what the node sends; return why it sends no more."""
+        if not await connection.reach():
+            return NotSentError(reason=f"no connection to {address}")
+        metadata = (*request_ids.metadata(), *connection.metadata)
+        try:
+            call = connection.changes(self._request(partition_ids), metadata=metadata)
+            while True:
+                async with asyncio.timeout(_SILENT_S):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return UnknownFateError(reason=f"{address} has ended the stream")
+                await self._deliver(message, partition_ids)
+                if not partition_ids:
+                    return NotSentError(reason=f"no partition is left at {address}")
+        except TimeoutError:
+            return UnknownFateError(reason=f"{address} has sent nothing for {_SILENT_S:.0f} s")
+        except grpc.aio.AioRpcError as failure:
+            return rpc.fate_of(failure, at=address, unimplemented=PROTOCOL)
+        except grpc.aio.UsageError:
+            return NotSentError(reason=f"no connection to {address}")
+
+    def _request(self, partition_ids: Iterable[int]) -> feed_pb2.ChangesRequest:
+        places = ((p, self._read_to[p]) for p in sorted(partition_ids))
+        return feed_pb2.ChangesRequest(
+            table_version=self._engine.routing().table.table_version,
+            cluster_id=self._engine.cluster_id,
+            keyspace_id=self._target.keyspace_id,
+            positions=[
+                feed_pb2.FeedPosition(
+                    partition_id=p,
+                    sequence=place.sequence,
+                    bound=place.bound,
+                    after_key=place.after_key,
+                )
+                for p, place in places
+            ],
+            prefix=self._prefix,
+            keys_only=self._keys_only,
+        )
+
+    async def _deliver(self, message: Any, partition_ids: set[int]) -> None:
+        """Queue a message for the caller, once there is room; note how far it leads."""
+        read = _Read(message)
+        for advance in message.advances:
+            place = advance.position
+            p = place.partition_id
+            read.positions[p] = PartitionPosition(place.sequence, place.bound, place.after_key)
+            if place.bound:
+                read.behind.add(p)
+                read.caught_up.discard(p)
+            elif advance.caught_up:
+                read.caught_up.add(p)
+        while len(self._queue) >= QUEUE_MESSAGES:
+            self._room.clear()
+            await self._room.wait()
+        self._queue.append(read)
+        self._read_to.update(read.positions)
+        self._arrived.set()
+        refusals = {one.partition_id: one.error for one in message.refusals}
+        for p in partition_ids - refusals.keys() if self._failing else ():
+            self._failing.pop(p, None)
+        for p, error in refusals.items():
+            if p in partition_ids:
+                partition_ids.discard(p)
+                self._refused((p,), convert.error_from_proto(error))
+
+    def _refused(self, partition_ids: Sequence[int], error: KoinonError) -> None:
+        """Have partitions opened again, when there is news of them, or after a while; or fail."""
+        engine, now = self._engine, self._engine.now()
+        revision = engine.router.revision
+        engine.router.learn((error,))
+        failing = [self._failing.setdefault(p, _Failing(now)) for p in partition_ids]
+        attempts = max(one.attempts for one in failing)
+        again = engine.policy.decide(error, attempt=attempts, idempotent=True)
+        if again is None:
+            self._fail(error)
+            return
+        if now - min(one.began for one in failing) >= self._timeout_ms / 1000:
+            self._fail(
+                final_error(error, write=False, maybe_applied=False, timed_out_ms=self._timeout_ms)
+            )
+            return
+        for one in failing:
+            one.attempts += 1
+
+        def resume() -> None:
+            self._waiting.update(partition_ids)
+            self._wake.set()
+
+        engine.discovery.on_news(resume, again, revision, partition_ids)
+        engine.wake_on_news(revision)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the feed with the error, once what was read has been given."""
+        if self._error is None:
+            self._error = error
+        self._arrived.set()
+        self._wake.set()

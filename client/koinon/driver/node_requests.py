@@ -1,0 +1,102 @@
+"""Requests of one message and one reply to a node: rows that are read or written, batches, pages.
+
+Reads of rows and pages of scans go by RESP, which costs a third of the CPU; where no connection for
+that can be had now, and all else, by gRPC, which says why a node cannot be reached. An address that
+only a refusal has named has no RESP listener that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from koinon.core.exchange import Command, PendingMessage
+from koinon.core.operations import attempt_timeout_s
+from koinon.core.routing import Routing
+from koinon.driver import request_ids
+from koinon.driver.cluster_access import ClusterAccess
+from koinon.driver.resp.link import RespLink
+from koinon.driver.resp.replies import reply_of
+from koinon_proto.contract.errors import KoinonError, NotSentError
+from koinon_proto.v1 import kv_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of ``KeyValue``. ``command`` is its name by RESP; None: there is none."""
+
+    name: str
+    reply: type[Message]
+    command: Command | None = None
+    write: bool = False
+
+
+READ = Method("batch_get", kv_pb2.BatchGetResponse, Command.GET_MANY)
+SCAN = Method("scan", kv_pb2.ScanResponse, Command.SCAN)
+WRITE = Method("batch_write", kv_pb2.BatchWriteResponse, write=True)
+COMMIT = Method("commit_batch", kv_pb2.CommitBatchResponse, write=True)
+
+RespLinkOf = Callable[[str, int, Routing], RespLink | None]
+"""Returns the link by RESP to an address, for operations in the keyspace of this id."""
+
+
+class NodeRequests:
+    """Sends the requests of one client, each once. It keeps no state."""
+
+    def __init__(self, access: ClusterAccess, resp_link: RespLinkOf) -> None:
+        self._access = access
+        self._resp_link = resp_link
+
+    async def send(self, method: Method, address: str, request: Any, deadline: float) -> Any:
+        """Return the reply, a message, or the error that the attempt came to. It takes at most the
+        share of the time until ``deadline`` that ``attempt_timeout_s`` gives it.
+        """
+        access = self._access
+        if method.command is not None and (left_s := deadline - access.now()) > 0:
+            resp_link = self._resp_link(address, request.keyspace_id, access.routing())
+            if resp_link is not None:
+                message = message_of(method.command, request, deadline, round(left_s * 1000))
+                await resp_link.ask(message, attempt_timeout_s(left_s, write=False))
+                if (outcome := reply_of(message, method.reply, address)) is not None:
+                    return outcome
+        link = access.link(address)
+        if not link.ready():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connected = await link.connect_soon()
+            except TimeoutError:
+                connected = False
+            if not connected:
+                return link.not_sent()
+        left_s = deadline - access.now()
+        if left_s <= 0:
+            return NotSentError(reason="the deadline passed before the request was sent")
+        access.watch_answers()
+        timeout_s = attempt_timeout_s(left_s, write=method.write)
+        return await link.call(method.name, request, timeout_s, write=method.write)
+
+
+def message_of(
+    command: Command,
+    request: Message,
+    deadline: float,
+    timeout_ms: int,
+    request_id: request_ids.RequestId | None = None,
+) -> PendingMessage:
+    """Return the attempt at a request by RESP; its id is the one that is given, or the task's."""
+    return PendingMessage(
+        command=command,
+        deadline=deadline,
+        timeout_ms=timeout_ms,
+        value=request.SerializeToString(),
+        request=request_id or request_ids.given(),
+    )
+
+
+def outcome_as(convert: Callable[[Any], Any], outcome: Any) -> Any:
+    """Return the reply as the core takes it; an error stays as it is."""
+    return outcome if isinstance(outcome, KoinonError) else convert(outcome)

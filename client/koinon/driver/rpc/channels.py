@@ -1,0 +1,91 @@
+"""A client's gRPC channels: their options, and blocking ones by address, each made when it is first
+asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+
+from koinon.core.closing import Closing
+from koinon.driver import forks
+from koinon.driver.request_ids import naming
+from koinon_proto.contract.errors import ForkedError
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import Dialing
+from koinon_proto.security.transport import dialing as from_environment
+from koinon_proto.server import rpc
+
+CONNECT_S_MAX = 1.0
+"""A connection that takes longer counts as failed: meanwhile another node may have taken over."""
+
+OPTIONS = tuple(
+    {
+        **dict(rpc.CHANNEL_OPTIONS),
+        # To gRPC this is the time that it gives an attempt to connect, not a pause between two. An
+        # operator or a program may be far away; servers, which are near one another, use less.
+        "grpc.min_reconnect_backoff_ms": round(CONNECT_S_MAX * 1000),
+    }.items()
+)
+
+
+_NODE_OPTIONS = tuple({**dict(OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
+"""A node that comes back is served from again soon."""
+
+
+def open_channel(address: str, dialing: Dialing) -> Any:
+    """Return a ``grpc.aio.Channel`` of the running loop, or what does its work in a process in
+    which gRPC's core cannot run. Its holder has said so (``forks.holds_channels``).
+    """
+    if forks.core_is_lost():
+        from koinon.driver.rpc import http2
+
+        return http2.Channel(address, dialing, connect_s_max=CONNECT_S_MAX)
+    return dialing.aio_channel(address, ANY_SERVER, _NODE_OPTIONS)
+
+
+class Channels(Closing):
+    """Ends with ``close``, or as a context. Thread-safe."""
+
+    def __init__(self, dialing: Dialing | None = None) -> None:
+        """``dialing``: how to connect; by default as the environment says.
+
+        Raises:
+            ConfigurationError: what the environment says cannot be used.
+        """
+        self._dialing = from_environment() if dialing is None else dialing
+        self._channels_lock = threading.Lock()
+        self._channels: dict[str, tuple[int, grpc.Channel]] = {}  # with the identity's version
+
+    @property
+    def uses_tls(self) -> bool:
+        return self._dialing.uses_tls
+
+    def close(self) -> None:
+        """Close all of them; a call under way ends as cancelled."""
+        if forks.core_is_lost():  # they are the parent's
+            return
+        with self._channels_lock:
+            channels = list(self._channels.values())
+            self._channels.clear()
+        for _, channel in channels:
+            channel.close()
+
+    def channel(self, address: str) -> grpc.Channel:
+        """Return the channel to a server.
+
+        Raises:
+            ForkedError: gRPC was used before this process was forked.
+        """
+        if forks.core_is_lost():
+            raise ForkedError
+        forks.holds_channels(self)
+        with self._channels_lock:
+            version, known = self._dialing.version, self._channels.get(address)
+            if known is None or known[0] != version:
+                opened = self._dialing.channel(address, ANY_SERVER, OPTIONS)
+                known = version, naming(opened, self._dialing.metadata)
+                self._channels[address] = known  # calls under way keep the one before
+            return known[1]

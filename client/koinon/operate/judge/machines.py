@@ -1,0 +1,177 @@
+"""Judges the machines under a cluster's nodes: room in stores and on disks, disks that are slow or
+hang, clocks, stores that are old. Each line names the node, what is wrong and what to do. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from koinon.operate.cluster_status import ClusterStatus, SessionView
+from koinon.operate.wording import count, node_name
+from koinon_proto.contract.table import NodeInfo, NodeNumber
+
+FULL = 0.95
+"""A store that holds so much of what it may is about to refuse writes."""
+FILLING = 0.8
+DISK_FREE_SHARE_MIN = 0.05
+DISK_FREE_BYTES_ENOUGH = 4 << 30
+"""A disk is scarce with less than both."""
+CLOCK_SKEW_MS_MAX = 500
+"""Clocks under NTP are within some milliseconds; docs/runbook.md alerts from here on too."""
+HANGS_MS_MIN = 1_500
+"""A commit that has been out for less does not count as hanging."""
+SLOW, SLOW_MS_MIN = 10, 50
+"""On a slow disk commits take so many times as long as elsewhere, and so many milliseconds."""
+
+
+_SCARCE = {
+    "file descriptors": "find the programs that hold the connections (ss -tnp), or raise the limit "
+    "(LimitNOFILE, ulimit -n); beyond it the node takes no connections",
+    "threads": "raise the limit of processes and threads (TasksMax, pids.max)",
+    "bytes of memory": "give it more memory, or stop what else uses it; beyond it the system ends "
+    "the node",
+    "connections of the Redis ports": "find the programs that hold them (ss -tnp, CLIENT LIST), or "
+    "add nodes; more are refused",
+}
+"""What to do about a resource that is nearly used up, by its name in heartbeats."""
+
+
+def stores_full(status: ClusterStatus, least: float, below: float) -> list[str]:
+    """Stores that hold from ``least`` to ``below`` of what they may."""
+    found = []
+    for node, session in running(status):
+        used = used_share(session)
+        if not least <= used < below:
+            continue
+        soon = "" if used < FULL else ", and writes to it fail soon or already"
+        others = "add nodes and 'koinon admin rebalance', "
+        if any(wait.node_number == node.number for wait in status.room_waits):
+            others = ""  # moves bring it more than it has room for: to plan others does not help
+        found.append(
+            f"the store of node {node.node_id} is {used:.0%} full{soon}: delete records, {others}"
+            "or start it with a greater --map-size-bytes"
+        )
+    return found
+
+
+def disks_full(status: ClusterStatus) -> list[str]:
+    """Nodes that are about to find no room on their disk, whatever their store may hold."""
+    found = []
+    for node, session in running(status):
+        scarce = min(DISK_FREE_SHARE_MIN * session.disk_bytes, DISK_FREE_BYTES_ENOUGH)
+        if session.disk_free_bytes >= scarce:
+            continue
+        found.append(
+            f"the disk of node {node.node_id} has {session.disk_free_bytes / 1e6:,.0f} MB left, "
+            "and writes to it fail soon or already: make room there, it goes on by itself"
+        )
+
+    scarce = min(DISK_FREE_SHARE_MIN * status.disk_bytes, DISK_FREE_BYTES_ENOUGH)
+    if status.disk_free_bytes < scarce:
+        found.append(
+            f"the disk of coordinator {status.member_id} has "
+            f"{status.disk_free_bytes / 1e6:,.0f} MB left; once it is full that coordinator ends, "
+            "and without a majority of coordinators nothing is served: make room there"
+        )
+    return found
+
+
+def waits_for_room(status: ClusterStatus) -> list[str]:
+    """Nodes that have no room for what moves bring them."""
+    table = status.table
+    if table is None:
+        return []
+    return [
+        f"{count(wait.moves, 'move')} {'waits' if wait.moves == 1 else 'wait'} for room on node "
+        f"{node_name(table, wait.node_number)} (they need {wait.needs_bytes / 1e6:,.1f} MB, it "
+        f"has {wait.has_bytes / 1e6:,.1f} MB: {wait.limit}): start it with a greater "
+        "--map-size-bytes "
+        "or give it a larger disk: they go on by themselves; or 'koinon admin cancel' drops them"
+        for wait in status.room_waits
+    ]
+
+
+def clocks_differ(status: ClusterStatus) -> list[str]:
+    """Nodes whose clocks are another time than the leader's: times to live end by them."""
+    return [
+        f"the clock of node {node.node_id} is {abs(session.clock_ahead_ms) / 1000:.1f} s "
+        f"{'ahead of' if session.clock_ahead_ms > 0 else 'behind'} that of {status.leader_id}, and "
+        "records with a time to live end early or late by as much: look at NTP on both machines"
+        for node, session in running(status)
+        if abs(session.clock_ahead_ms) >= CLOCK_SKEW_MS_MAX
+    ]
+
+
+def disks_hang(status: ClusterStatus) -> list[str]:
+    """Nodes whose disks have not answered for a session; what others can lead they lead by then."""
+    table = status.table
+    if table is None:
+        return []
+    found = []
+    hangs_ms = max(HANGS_MS_MIN, table.cluster.session_timeout_ms)
+    for node, session in running(status):
+        if session.commit_out_ms <= hangs_ms:
+            continue
+        led = sum(row.primary == node.number for row in table.used_rows)
+        rest = "; others lead what it led"
+        if led:
+            rest = f", and {count(led, 'partition')} that nobody else can lead take no writes"
+        found.append(
+            f"the disk of node {node.node_id} has not answered for "
+            f"{session.commit_out_ms / 1000:.0f} s{rest}: look at the disk; once it answers the "
+            "node goes on by itself, else stop its process"
+        )
+    return found
+
+
+def disks_slow(status: ClusterStatus) -> list[str]:
+    """Nodes whose commits take many times as long as other nodes', so that writes wait for them."""
+    known = [s for s in status.sessions if s.live and s.commit_ms]
+    found = []
+    for node, session in running(status):
+        others = [other.commit_ms for other in known if other is not session]
+        if not others or session.commit_ms < SLOW_MS_MIN:
+            continue
+        usual = median(others)
+        if session.commit_ms >= SLOW * usual:
+            found.append(
+                f"the disk of node {node.node_id} is slow: a commit takes {session.commit_ms:,} ms "
+                f"there and {usual:,.0f} ms elsewhere, and every write to its copies waits for it: "
+                f"look at the disk, or 'koinon admin drain {node.node_id}'"
+            )
+    return found
+
+
+def scarce_resources(status: ClusterStatus) -> list[str]:
+    """Resources of nodes' processes and machines that are nearly used up."""
+    return [
+        f"node {node.node_id} has used {one.used:,} of {one.limit:,} {one.name}: "
+        f"{_SCARCE.get(one.name, 'raise its limit')}"
+        for node, session in running(status)
+        for one in session.scarce
+    ]
+
+
+def running(status: ClusterStatus) -> Iterator[tuple[NodeInfo, SessionView]]:
+    """Yield the nodes of the table that have a live session, with it."""
+    for session in status.sessions:
+        node = status.table.nodes.get(NodeNumber(session.node_number)) if status.table else None
+        if node is not None and session.live:
+            yield node, session
+
+
+def used_share(session: SessionView) -> float:
+    """Return the share of a node's store that is in use; 0 where it is not known."""
+    return session.used_bytes / session.map_bytes if session.map_bytes else 0.0
+
+
+def old_stores(status: ClusterStatus) -> list[str]:
+    """Nodes that run on stores which lacked acknowledged writes when they were started."""
+    return [
+        f"node {node.node_id} was started on a store that may lack acknowledged writes "
+        f"({session.old_store}): none of its copies counted as in sync, and each is brought up to "
+        "date from the others'. This is told until the node is started again"
+        for node, session in running(status)
+        if session.old_store
+    ]

@@ -1,0 +1,1 @@
+"""Rows of files, as ``load`` and ``ingest`` both read them."""

@@ -1,0 +1,48 @@
+"""The types that the encoders know, and columns of other Arrow types as such.
+
+Files and Spark have strings, bytes and lists in several layouts (large, view, dictionary, of fixed
+size), and numbers and dates in several widths. One layout of each is enough for whoever encodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+_LEAVES: dict[str, Any] = {
+    "large_string": pa.string(),
+    "string_view": pa.string(),
+    "large_binary": pa.binary(),
+    "binary_view": pa.binary(),
+    "halffloat": pa.float32(),
+    "date64[ms]": pa.date32(),
+    "null": pa.string(),
+}
+
+
+def plain_type(kind: Any) -> Any:
+    """Return the type that a column of this type is encoded as. A type that the encoders have no
+    form for stays as it is.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    return _LEAVES.get(str(kind), kind)
+
+
+def plain_batch(batch: Any) -> Any:
+    """Return the record batch with columns of plain types."""
+    fields = [field.with_type(plain_type(field.type)) for field in batch.schema]
+    if [field.type for field in fields] == batch.schema.types:
+        return batch
+    return batch.cast(pa.schema(fields))

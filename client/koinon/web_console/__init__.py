@@ -1,0 +1,1 @@
+"""The cluster in a browser: ``koinon console`` serves one page, which shows and changes nothing."""

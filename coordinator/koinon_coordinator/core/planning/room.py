@@ -1,0 +1,119 @@
+"""Keeps plans within the room of the nodes: no plan gives a node more bytes than it may take.
+
+A plan is made by counts of replicas first (``planner``). If a node then gets more than it has room
+for, the moves onto it that do not fit are taken back, the last partitions first, and the plan is
+made anew with that node's count as a bound on its share: so other nodes take what it cannot. Counts
+say nothing of sizes: a node may be full by small replicas while another has room for the large one
+that is left. So what such a plan still refuses is placed by size at last, the largest first, on any
+node that has room for it, whatever its share. What no node has room for stays where it is and is
+refused. A plan for which there is room everywhere is the plan by counts.
+
+What a move takes away from a node counts as room there: a plan may exchange replicas between nodes
+that are nearly full. The mover starts each move only once there is room for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
+
+from koinon_coordinator.core.planning.draft import Draft
+from koinon_coordinator.core.planning.model import Layout, Plan, Refusal, RefusalCode
+from koinon_proto.contract.table import NodeNumber
+
+ROUNDS_MAX = 4
+"""How often a plan is made anew. Each round bounds at least one more node, or bounds one tighter;
+whatever does not fit after the last round is refused.
+"""
+
+
+def take_back_what_does_not_fit(
+    draft: Draft, sizes: Sequence[int]
+) -> tuple[dict[int, list[int]], list[int]]:
+    """Restore the rows whose new replicas do not fit; return their partitions by the full node, and
+    the bytes that each node may still take.
+    """
+    left = [node.room for node in draft.nodes]
+    coming: dict[int, list[int]] = defaultdict(list)
+    for p in sorted(draft.pinned):
+        for i in draft.added(p):
+            coming[i].append(p)
+            left[i] -= sizes[p]
+        for i in draft.dropped(p):
+            left[i] += sizes[p]
+    refused: dict[int, list[int]] = {}
+    full = [i for i in sorted(coming) if left[i] < 0]
+    while full:
+        node = full.pop()
+        while left[node] < 0 and coming[node]:
+            p = coming[node].pop()
+            if node not in draft.added(p):
+                continue  # it was taken back for want of room at another node
+            for i in draft.added(p):
+                left[i] += sizes[p]
+            for i in draft.dropped(p):
+                left[i] -= sizes[p]
+                full.append(i)
+            draft.restore(p)
+            refused.setdefault(node, []).append(p)
+    return refused, left
+
+
+def place_by_size(
+    draft: Draft,
+    partitions: Iterable[int],
+    leaving: Container[int],
+    sizes: Sequence[int],
+    left: list[int],
+) -> set[int]:
+    """Give the places of ``leaving`` nodes in these rows, which were restored, to the nodes with
+    the most room, the largest replicas first; return the partitions of which no place is left.
+    ``left`` is the room of each node in bytes, and goes down by what it takes.
+    """
+    placed = set()
+    for p in sorted(partitions, key=lambda p: (-sizes[p], p)):
+        for old in [i for i in draft.rows[p] if i in leaving]:
+            able = [i for i in draft.takers if left[i] >= sizes[p] and draft.may_replace(p, old, i)]
+            if not able:
+                break
+            new = max(able, key=lambda i: (left[i], -i))
+            draft.replace(p, old, new)
+            left[new] -= sizes[p]
+            left[old] += sizes[p]
+        else:
+            placed.add(p)
+        draft.reorder(p)
+    return placed
+
+
+def within_room(make: Callable[[Layout], Plan], layout: Layout) -> Plan:
+    """Return the plan that ``make`` makes of the layout, with bounds for the nodes that have no
+    room for all that the first plan gives them.
+    """
+    plan = make(layout)
+    said: dict[NodeNumber, Refusal] = {}
+    for _ in range(ROUNDS_MAX):
+        short = {r.node_number: r for r in plan.refusals if r.code is RefusalCode.NO_ROOM}
+        said = {**short, **said}  # the first text says how many the node was to get
+        if not short:
+            break
+        held = {balance.node_number: balance.replicas for balance in plan.after}
+        bounded = replace(
+            layout,
+            nodes=tuple(
+                replace(node, replicas_max=min(node.replicas_max, held[node.number]))
+                if node.number in short
+                else node
+                for node in layout.nodes
+            ),
+        )
+        before, plan, layout = plan, make(bounded), bounded
+        if plan.moves == before.moves:
+            break
+    if any(r.partition_ids for r in plan.refusals if r.code is RefusalCode.NO_ROOM):
+        plan = make(replace(layout, rest_by_size=True))
+    left = {r.node_number: r.partition_ids for r in plan.refusals if r.code is RefusalCode.NO_ROOM}
+    others = tuple(r for r in plan.refusals if r.code is not RefusalCode.NO_ROOM)
+    room = (replace(r, partition_ids=left.get(n, ())) for n, r in sorted(said.items()))
+    return replace(plan, refusals=(*others, *room))

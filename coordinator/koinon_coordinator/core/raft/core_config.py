@@ -1,0 +1,93 @@
+"""The core's settings, and the answers that refuse an input."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from koinon_proto.contract.errors import ConfigurationError
+
+
+class Refusal(Enum):
+    """The reason why the core did not take an input. Nothing was appended, nothing has changed."""
+
+    NOT_LEADER = "not the leader"
+    TRANSFERRING = "handing leadership over"
+    QUEUE_FULL = "too many commands wait to be committed"
+    QUEUE_BYTES_FULL = "too many bytes wait to be committed"
+    READS_FULL = "too many reads wait to be answered"
+    TOO_LARGE = "the command is larger than an append message may be"
+    TERM_NOT_COMMITTED = "no entry of the leader's own term is committed yet"
+    CHANGE_IN_FLIGHT = "a configuration change is not committed yet"
+    ALREADY_MEMBER = "already a member"
+    NOT_A_MEMBER = "not a member"
+    NOT_A_LEARNER = "not a learner"
+    NOT_A_VOTER = "not a voter"
+    LEARNER_BEHIND = "the learner has not caught up"
+    NO_MAJORITY = "too few of the voters that would be left are in touch"
+    LAST_VOTER = "the last voter cannot be removed"
+    ADDRESS_IN_USE = "another member has this address"
+    NO_TARGET = "no other voter is in touch"
+
+
+TERM_MAX = (1 << 62) - 1
+"""The highest term that messages may carry (koinon_proto/v1/options.proto). Terms have to fit
+into 64 bits, and to go on from.
+"""
+TERM_JUMP_MAX = 1 << 32
+"""Of a message's term above the receiver's: more elections than a group can have held meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaftCoreConfig:
+    """Times, and a bound on everything that could grow. Refused if it contradicts itself."""
+
+    member_id: str
+    election_timeout_min_ms: int = 300
+    election_timeout_max_ms: int = 600
+    heartbeat_interval_ms: int = 75
+    check_quorum_ms: int = 400
+    save_timeout_ms: int = 1500  # a disk that takes longer for one save counts as hanging
+    quiet_ms_max: int = 3000  # without an entry: then a leader appends one, to try all disks
+    leaderless_ms: int = 5000  # without a leader for so long: others than members are listened to
+    step_ms_max: int = 60  # from one look at the clock to the next no more counts as waiting
+    append_entries_max: int = 1024
+    append_bytes_max: int = 1 << 20
+    inflight_messages_max: int = 64
+    inflight_bytes_max: int = 8 << 20
+    uncommitted_entries_max: int = 16_384
+    uncommitted_bytes_max: int = 32 << 20
+    apply_entries_max: int = 64  # in one output: between two of them a driver can do other work
+    pending_reads_max: int = 16_384
+    snapshot_chunk_bytes: int = 256 << 10
+    snapshot_bytes_max: int = 1 << 30
+    retained_entries_max: int = 2000  # kept behind a snapshot for slightly late followers
+    promote_lag_entries_max: int = 1000
+
+    @property
+    def step_down_s(self) -> float:
+        """For how long a leader that no quorum answers leads on (and takes nothing in): until the
+        others, if they do without it, have another one.
+        """
+        return max(self.check_quorum_ms, self.election_timeout_max_ms) / 1000
+
+    def __post_init__(self) -> None:
+        if not self.member_id:
+            raise ConfigurationError(reason="member_id is empty")
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int) and value < (0 if name == "retained_entries_max" else 1):
+                raise ConfigurationError(reason=f"{name}={value} is too small")
+        _require_below(self, "election_timeout_min_ms", "election_timeout_max_ms")
+        _require_below(self, "heartbeat_interval_ms", "election_timeout_min_ms")
+        _require_below(self, "heartbeat_interval_ms", "check_quorum_ms", factor=2)
+        _require_below(self, "append_bytes_max", "inflight_bytes_max")
+        _require_below(self, "append_bytes_max", "uncommitted_bytes_max")
+        _require_below(self, "snapshot_chunk_bytes", "snapshot_bytes_max")
+
+
+def _require_below(config: RaftCoreConfig, low: str, high: str, *, factor: int = 1) -> None:
+    low_value, high_value = getattr(config, low), getattr(config, high)
+    if low_value * factor >= high_value:
+        times = f"{factor} * " if factor > 1 else ""
+        raise ConfigurationError(
+            reason=f"{times}{low}={low_value} must be below {high}={high_value}"
+        )

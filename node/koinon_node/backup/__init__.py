@@ -1,1 +1,0 @@
-"""A follower: streams from primaries, catch-up, and what it applies, drops and purges."""

@@ -1,0 +1,1 @@
+"""The bytes at rest and towards the log: keys, records, log segments, frames."""

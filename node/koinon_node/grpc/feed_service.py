@@ -1,0 +1,131 @@
+"""The gRPC service of change feeds: checks a request, and writes one message after the other.
+
+gRPC's flow control holds the next message back until the reader takes it; a reader that takes none
+for long loses its stream, and opens another one from its position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Final
+
+from koinon_node.core.formats.records import REST_BYTES_MAX
+from koinon_node.grpc.scan_requests import refusals_to_proto
+from koinon_node.partition.change_feeds import Advance, ChangeFeeds, Feed, FeedMessage, FeedRequest
+from koinon_node.partition.change_feeds import Position as FeedPlace
+from koinon_node.partition.request_limits import check_partitions, keyspace_of
+from koinon_node.state import NodeState
+from koinon_proto.contract.access import Action
+from koinon_proto.contract.errors import InvalidArgumentError, UnavailableError
+from koinon_proto.contract.keyspaces import Keyspace
+from koinon_proto.contract.table import MAX_KEY_BYTES
+from koinon_proto.security.authorization import Caller, caller
+from koinon_proto.server.admission import Places
+from koinon_proto.server.rpc import typed_stream
+from koinon_proto.v1 import feed_pb2, feed_pb2_grpc
+
+FEEDS_MAX: Final = 64
+WRITE_S: Final = 30.0
+"""A reader that takes no message for so long loses its stream."""
+
+
+class FeedService(feed_pb2_grpc.FeedServicer):
+    """koinon.v1.Feed."""
+
+    def __init__(self, feeds: ChangeFeeds, state: NodeState) -> None:
+        self._feeds = feeds
+        self._state = state
+        self._places = Places(
+            "change feeds", places=FEEDS_MAX, host=FEEDS_MAX // 2, connection=FEEDS_MAX // 8
+        )
+
+    @typed_stream
+    async def Changes(self, request: feed_pb2.ChangesRequest, context: Any) -> None:  # noqa: N802
+        keyspace = keyspace_of(self._state, request)
+        wanted = feed_request_of(request, keyspace)
+        _check_access(context, keyspace.keyspace_id, request.prefix)
+        with self._places.place(context.peer()):
+            feed = self._feeds.open(wanted)
+            try:
+                await self._serve(feed, request, context)
+            finally:
+                feed.close()
+
+    async def _serve(self, feed: Feed, request: feed_pb2.ChangesRequest, context: Any) -> None:
+        while (message := await feed.next()) is not None:
+            keyspace_of(self._state, request)  # it may have been dropped
+            _check_access(context, request.keyspace_id, request.prefix)
+            try:
+                async with asyncio.timeout(WRITE_S):
+                    await context.write(reply_of(message))
+            except TimeoutError:
+                reason = f"the reader has taken no message of its feed for {WRITE_S:.0f} s"
+                raise UnavailableError(reason=reason) from None
+
+
+def feed_request_of(request: feed_pb2.ChangesRequest, keyspace: Keyspace) -> FeedRequest:
+    """Check the whole request.
+
+    Raises:
+        InvalidArgumentError: it breaks a limit, or partitions do not ascend, or one is not the
+            keyspace's.
+    """
+    places = [
+        FeedPlace(p.partition_id, p.sequence, p.bound, p.after_key) for p in request.positions
+    ]
+    wanted = [place.partition_id for place in places]
+    if any(a >= b for a, b in itertools.pairwise(wanted)):
+        raise InvalidArgumentError(field="positions", reason="partitions must ascend")
+    check_partitions(keyspace, wanted)
+    for field, longest, limit in (
+        ("prefix", len(request.prefix), MAX_KEY_BYTES),
+        ("after_key", max((len(p.after_key) for p in places), default=0), REST_BYTES_MAX),
+    ):
+        if longest > limit:
+            raise InvalidArgumentError(
+                field=field, reason="longer than a key", limit=limit, actual=longest
+            )
+    for place in places:
+        if (place.bound and place.bound < place.sequence) or (place.after_key and not place.bound):
+            raise InvalidArgumentError(
+                field="positions",
+                reason=f"that of partition {place.partition_id} contradicts itself",
+            )
+    return FeedRequest(positions=places, prefix=request.prefix, keys_only=request.keys_only)
+
+
+def _check_access(context: Any, keyspace_id: int, prefix: bytes) -> None:
+    """Check that the caller may follow all that begins with the prefix, by its rights as they are
+    now: the guard looks at them again while the stream lasts.
+    """
+    known: Caller | None = getattr(context, "caller", None)
+    (known or caller.get()).check_prefix(Action.FEED, keyspace_id, prefix)
+
+
+def reply_of(message: FeedMessage) -> feed_pb2.ChangesResponse:
+    """Return the message as it is sent."""
+    changes = [change for advance in message.advances for change in advance.changes]
+    return feed_pb2.ChangesResponse(
+        keys=[change.key for change in changes],
+        values=[change.value or b"" for change in changes],
+        versions=[change.sequence for change in changes],
+        expires_at_ms=[change.expires_at_ms for change in changes],
+        deletes=[row for row, change in enumerate(changes) if change.value is None],
+        advances=list(map(_advance_to_proto, message.advances)),
+        refusals=refusals_to_proto(message.refusals),
+    )
+
+
+def _advance_to_proto(advance: Advance) -> feed_pb2.FeedAdvance:
+    position = advance.position
+    return feed_pb2.FeedAdvance(
+        position=feed_pb2.FeedPosition(
+            partition_id=position.partition_id,
+            sequence=position.sequence,
+            bound=position.bound,
+            after_key=position.after_key,
+        ),
+        rows=len(advance.changes),
+        caught_up=advance.caught_up,
+    )

@@ -1,0 +1,1 @@
+"""Reads, scans, writes, expiry and drops of the partitions that this node has."""

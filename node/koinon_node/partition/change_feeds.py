@@ -1,0 +1,450 @@
+"""Change feeds: what is written to partitions that are led here, as it becomes complete.
+
+A partition of a feed is *live* while the tail of recent changes (core/writes/change_tail.py) has
+all that lies above its position; else it is in a *backfill*: a pass over the store, in key order,
+by the keys that the journal of recent writes names or, where that does not reach back, over all.
+
+    position     0 ......... sequence ......... bound ......... completed ..... durable here
+    backfill                      (----- told ----]   left to what follows
+    live                     (------------------------ told --------]
+
+Rules:
+- Nothing is told that is not complete, on every in-sync replica: no failover takes it back.
+- A backfill tells records above ``sequence`` and through ``bound``, which is complete. A record
+  above ``bound`` is left to what follows the backfill; it has hidden an older one, though, which a
+  failover could bring back. So the pass goes on only once the newer one is complete.
+- A position holds only what the lineage has (``last_common``), and deletes are known only above the
+  purge floor: what a position cannot promise ends its partition, by name.
+- Memory is bounded: a feed holds one message, and one page of a pass.
+
+Belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import U32Array, U64Array
+from koinon_node.core.replication.epoch_history import Lineage, last_common
+from koinon_node.core.writes.change_tail import Change, change_of, size_of
+from koinon_node.partition.serving_context import ServingContext
+from koinon_node.replication.commit_tracker import CommitTracker
+from koinon_node.storage.store import Range
+from koinon_proto.contract.errors import (
+    HistoryBranchedError,
+    KoinonError,
+    SnapshotNeededError,
+    UnavailableError,
+)
+
+MESSAGE_BYTES: Final = 512 * 1024
+"""Of changes (``size_of``), with which a message is full. An atomic batch is not cut."""
+PROGRESS_S: Final = 1.0
+"""A message comes at least so often."""
+FROM_NOW: Final = records.NO_SEQUENCE
+_GATHER_S = 0.005  # changes that come so close together go in one message
+_PAGE_ROWS, _PAGE_BYTES = 1_024, 512 * 1024
+_JOURNAL_KEYS_MAX = 1_000
+_LINGER_S = 120.0
+"""What a feed has followed stays in the tail for so long: its reader may come back."""
+
+
+@dataclass(slots=True)
+class Position:
+    """A position in one partition: all through ``sequence`` was seen; with a ``bound`` also what
+    lies above that and through the bound, of keys through ``after_key``.
+    """
+
+    partition_id: int
+    sequence: int = 0  # 0: nothing was seen; FROM_NOW: all that is complete when it is opened
+    bound: int = 0
+    after_key: bytes = b""  # a data key, without its partition
+
+    def copy(self) -> Position:
+        return Position(self.partition_id, self.sequence, self.bound, self.after_key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedRequest:
+    """The partitions to follow, each from its position, and which of their keys."""
+
+    positions: Sequence[Position]
+    prefix: bytes = b""
+    keys_only: bool = False
+
+
+@dataclass(slots=True)
+class Advance:
+    """The next changes of one partition, and where they lead."""
+
+    position: Position
+    changes: Sequence[Change] = ()
+    caught_up: bool = False  # a backfill has ended
+
+
+@dataclass(slots=True)
+class FeedMessage:
+    """A message to the reader; an empty one says that the feed lives."""
+
+    advances: list[Advance] = field(default_factory=list)
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+    rows: int = 0
+    size: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.advances or self.refusals)
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= MESSAGE_BYTES
+
+    def add(self, advance: Advance) -> None:
+        self.advances.append(advance)
+        self.rows += len(advance.changes)
+        self.size += sum(map(size_of, advance.changes))
+
+
+@dataclass(slots=True)
+class _Member:
+    """A partition of a feed."""
+
+    position: Position
+    epoch: int  # in which it is led here
+    told: Position  # the last position that the reader was told
+    bound: int = 0  # of the pass under way; its position has it once that is complete
+    caught_up: bool = False
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page of a pass that may be told once its newest record is complete."""
+
+    member: _Member
+    changes: list[Change]
+    newest: int
+    last_key: bytes
+    end: bool
+
+
+class ChangeFeeds:
+    """All feeds that are open at this node."""
+
+    def __init__(self, context: ServingContext, commits: CommitTracker) -> None:
+        self.context = context
+        self.tail = commits.tail
+        self.journal = commits.journal
+        self.leading = commits.leading
+        self._feeds: set[Feed] = set()
+        self.changes_told = 0
+        commits.on_complete = self._on_complete
+
+    @property
+    def open_feeds(self) -> int:
+        return len(self._feeds)
+
+    def open(self, request: FeedRequest) -> Feed:
+        """Open a feed; ``close`` ends it."""
+        feed = Feed(self, request)
+        self._feeds.add(feed)
+        return feed
+
+    def closed(self, feed: Feed, followed: Sequence[int]) -> None:
+        """A feed has ended that has followed these; they stay followed for a while."""
+        self._feeds.discard(feed)
+        asyncio.get_running_loop().call_later(_LINGER_S, self._leave, followed)
+
+    def _leave(self, partition_ids: Sequence[int]) -> None:
+        self.tail.leave(partition_ids)
+        self.tail.mark(self.context.primaries.followed)
+
+    def _on_complete(self, partition_ids: U32Array) -> None:
+        for feed in self._feeds:
+            feed.wake(partition_ids.tolist())
+
+
+class Feed:
+    """One feed: its reader asks for the next message, writes it out, and asks again."""
+
+    def __init__(self, feeds: ChangeFeeds, request: FeedRequest) -> None:
+        self._feeds = feeds
+        self._request = request
+        context = feeds.context
+        self._state, self._store, self._writer = context.state, context.store, context.writer
+        self._primaries = context.primaries
+        self._members: dict[int, _Member] = {}
+        self._followed: list[int] = []
+        self._refusals: dict[int, KoinonError] = {}  # of positions that are not taken up
+        self._due: dict[int, None] = {}  # live partitions that may have changes
+        self._backfills: dict[int, None] = {}  # the first is the one under way
+        self._page: _Page | None = None
+        self._woken = asyncio.Event()
+        self._ids: U32Array = np.zeros(0, np.uint32)  # of the members, and their epochs
+        self._epochs: U64Array = np.zeros(0, np.uint64)
+        self._now = asyncio.get_running_loop().time
+        self._progress_at = self._now() + PROGRESS_S
+        self._take_up(request.positions)
+
+    def close(self) -> None:
+        """End the feed."""
+        self._feeds.closed(self, self._followed)
+
+    def wake(self, partition_ids: Iterable[int]) -> None:
+        """Something is complete in these partitions."""
+        for p in partition_ids:
+            if p in self._members:
+                if p not in self._backfills:
+                    self._due[p] = None
+                self._woken.set()
+
+    async def next(self) -> FeedMessage | None:
+        """Return the next message; None: no partition is left. What it says is complete.
+
+        Raises:
+            UnavailableError: the store lags behind its log.
+        """
+        while True:
+            message = FeedMessage()
+            message.refusals, self._refusals = self._refusals, {}
+            self._drop_unserved(message)
+            self._tell_live(message)
+            goes_on = True
+            while goes_on and self._backfills and not message.is_full:
+                goes_on = await self._tell_page(message)
+                await asyncio.sleep(0)
+            if message:
+                self._feeds.changes_told += message.rows
+                self._progress_at = self._now() + PROGRESS_S
+                return message
+            if not self._members:
+                return None
+            if self._now() >= self._progress_at:
+                self._tell_progress(message)
+                return message
+            await self._changes()
+
+    async def _changes(self) -> None:
+        """Wait until something is complete, or progress is to be told."""
+        try:
+            async with asyncio.timeout_at(self._progress_at):
+                await self._woken.wait()
+            await asyncio.sleep(_GATHER_S)
+        except TimeoutError:
+            self.wake(list(self._members))  # a group that is stuck is complete in parts, silently
+        self._woken.clear()
+
+    # --- members ---------------------------------------------------------------------------
+
+    def _take_up(self, positions: Sequence[Position]) -> None:
+        """Follow the partitions that are served here and whose positions hold."""
+        view, tail = self._state.served, self._feeds.tail
+        for position in positions:
+            p = position.partition_id
+            error = self._refusal(p)
+            if error is None and position.sequence == FROM_NOW:
+                position.sequence = int(self._feeds.leading.completed[p])
+            error = error or self._fault_of(position)
+            if error is not None:
+                self._refusals[p] = error
+                continue
+            epoch = int(view.epochs[p])
+            tail.follow(p, epoch, int(self._feeds.leading.copies.complete_through[p]))
+            self._followed.append(p)
+            self._members[p] = _Member(position, epoch, position.copy(), position.bound)
+            (self._backfills if position.bound else self._due)[p] = None
+        tail.mark(self._primaries.followed)
+        self._list_members()
+
+    def _list_members(self) -> None:
+        count = len(self._members)
+        self._ids = np.fromiter(self._members, np.uint32, count)
+        self._epochs = np.fromiter((m.epoch for m in self._members.values()), np.uint64, count)
+
+    def _refusal(self, p: int) -> KoinonError | None:
+        """Return why the partition is not served here; None: it is.
+
+        Raises:
+            LeaseExpiredError: none is.
+        """
+        self._state.check_lease()  # without one, this node may not even know the partitions
+        view = self._state.served
+        if view.epochs[p] and not self._state.stopped[p]:
+            return None
+        return self._state.refusal(view, p, 0)
+
+    def _fault_of(self, position: Position) -> KoinonError | None:
+        """Return why the position does not hold in the partition's lineage; None: it does."""
+        p, leading = position.partition_id, self._feeds.leading
+        lineage = Lineage(leading.copies.epochs_of(p).history, int(leading.streamed[p]))
+        for sequence in filter(None, (position.sequence, position.bound)):
+            common = last_common(lineage, sequence)
+            if common is None:
+                return SnapshotNeededError(partition_id=p, sequence=sequence, purge_floor=0)
+            if common < sequence:
+                return HistoryBranchedError(
+                    partition_id=p, sequence=sequence, common_sequence=common
+                )
+        return None
+
+    def _drop_unserved(self, message: FeedMessage) -> None:
+        """Refuse the partitions that are not served here any more in the epoch they were."""
+        epochs, stopped = self._state.served.epochs, self._state.stopped
+        if self._state.serving() and len(epochs) > self._ids.max(initial=0):
+            gone = (epochs[self._ids] != self._epochs) | stopped[self._ids]
+            lost: list[int] = self._ids[gone].tolist()
+        else:
+            lost = list(self._members)
+        for p in lost:
+            error = self._refusal(p) if p < len(epochs) else None
+            reason = f"partition {p} has changed hands: open it anew"
+            self._drop(p, error or UnavailableError(reason=reason), message)
+        if lost:
+            self._list_members()
+
+    def _drop(self, p: int, error: KoinonError, message: FeedMessage) -> None:
+        message.refusals[p] = error
+        del self._members[p]
+        self._due.pop(p, None)
+        self._backfills.pop(p, None)
+        if self._page is not None and self._page.member.position.partition_id == p:
+            self._page = None
+
+    # --- telling ---------------------------------------------------------------------------
+
+    def _tell_live(self, message: FeedMessage) -> None:
+        """Tell what is complete in live partitions, up to a full message."""
+        completed, tail = self._feeds.leading.completed, self._feeds.tail
+        while self._due and not message.is_full:
+            p = next(iter(self._due))
+            member = self._members[p]
+            position, through = member.position, int(completed[p])
+            found = tail.read(
+                p, member.epoch, position.sequence, through, bytes_max=MESSAGE_BYTES - message.size
+            )
+            if found is None:
+                del self._due[p]
+                self._backfills[p] = None
+                member.caught_up = False
+                continue
+            changes, reached = found
+            position.sequence = reached
+            ends = reached >= through
+            if ends:
+                del self._due[p]
+            self._tell(message, member, changes, caught_up=ends and not member.caught_up)
+
+    def _tell(
+        self, message: FeedMessage, member: _Member, changes: list[Change], *, caught_up: bool
+    ) -> None:
+        prefix = self._request.prefix
+        if prefix:
+            changes = [change for change in changes if change.key.startswith(prefix)]
+        if self._request.keys_only:
+            changes = [c if c.value is None else c._replace(value=b"") for c in changes]
+        if changes or caught_up:
+            member.caught_up |= caught_up
+            member.told = member.position.copy()
+            message.add(Advance(member.told, changes, caught_up))
+
+    def _tell_progress(self, message: FeedMessage) -> None:
+        """Tell the positions that have moved without a change to tell."""
+        for member in self._members.values():
+            if member.position != member.told:
+                member.told = member.position.copy()
+                message.add(Advance(member.told))
+        self._progress_at = self._now() + PROGRESS_S
+
+    async def _tell_page(self, message: FeedMessage) -> bool:
+        """Tell the next page of the backfill under way; return whether it is worth to go on now."""
+        p = next(iter(self._backfills))
+        member = self._members[p]
+        page, self._page = self._page, None
+        if page is None:
+            try:
+                page = await self._read_page(member)
+            except SnapshotNeededError as error:
+                self._drop(p, error, message)
+                self._list_members()
+                return True
+        self._drop_unserved(message)  # what was read may have been another's by then
+        if p not in self._members:
+            return True
+        if int(self._feeds.leading.completed[p]) < page.newest:
+            self._page = page
+            return False
+        position = member.position
+        position.bound, position.after_key = member.bound, page.last_key
+        if page.end:
+            position.sequence, position.bound, position.after_key = member.bound, 0, b""
+            member.bound = 0
+            del self._backfills[p]
+            self._due[p] = None
+        self._tell(message, member, page.changes, caught_up=False)
+        if page.end:
+            self._tell_live(message)
+        # The tail may not reach back to the end of this pass. Then the partition needs another
+        # pass, which would find nothing before something has changed.
+        return p not in self._backfills or not page.end
+
+    # --- passes ----------------------------------------------------------------------------
+
+    async def _read_page(self, member: _Member) -> _Page:
+        """Read the next page of a pass.
+
+        Raises:
+            SnapshotNeededError: deletes that the pass would have to tell are forgotten.
+            UnavailableError: the store lags behind its log.
+        """
+        position = member.position
+        p = position.partition_id
+        if not member.bound:
+            member.bound = int(self._feeds.leading.copies.complete_through[p])
+        bound = member.bound
+        if self._store.lacks((p,)):
+            await self._writer.settle((p,))
+        page = self._records(position)
+        if page.purge_floor > (position.sequence or bound):
+            raise SnapshotNeededError(
+                partition_id=p, sequence=position.sequence, purge_floor=page.purge_floor
+            )
+        after = position.sequence
+        changes: list[Change] = []
+        newest = bound
+        for data_key, encoded in page.rows:
+            change = change_of(data_key[records.KEY_AT :], encoded)
+            sequence = change.sequence
+            if sequence > newest:
+                newest = sequence
+            is_users = data_key[records.KEY_AT - 1] == records.USER
+            # Of a record that was deleted, nobody has been told who begins from nothing.
+            is_news = after or change.value is not None
+            if is_users and is_news and after < sequence <= bound:
+                changes.append(change)
+        end = page.end or self._is_beyond(page.last_key)
+        return _Page(member, changes, newest, page.last_key, end)
+
+    def _records(self, position: Position) -> Range:
+        """Read the records of a page: of the keys that the journal names, or of all."""
+        p, after_key = position.partition_id, position.after_key
+        if position.sequence and self._primaries.replicated[p]:  # else the journal is not kept
+            keys = self._feeds.journal.since(p, position.sequence)
+            if keys is not None:
+                after = records.prefix_of(p) + after_key
+                keys = [key for key in keys if key > after][: _JOURNAL_KEYS_MAX + 1]
+                page = self._store.read_keys(p, keys[:_JOURNAL_KEYS_MAX], _PAGE_BYTES)
+                last = page.last_key or after_key
+                return page._replace(last_key=last, end=page.end and len(keys) <= _JOURNAL_KEYS_MAX)
+        start = records.head_of(p)[2:] + self._request.prefix
+        return self._store.read_range(
+            p, after_key, position.sequence, _PAGE_ROWS, _PAGE_BYTES, start_key=start
+        )
+
+    def _is_beyond(self, last_key: bytes) -> bool:
+        """Return whether no key that the reader wants follows."""
+        wanted = records.head_of(0)[2:] + self._request.prefix
+        return last_key > wanted and not last_key.startswith(wanted)

@@ -1,0 +1,110 @@
+"""The parts of a node that reads, scans, writes and expiry share; the bounds of all reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from koinon_node.config import Limits
+from koinon_node.core.formats import records
+from koinon_node.core.formats.records import U32Array
+from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.partition.batches import ReadAnswer
+from koinon_node.partition.traffic import Traffic
+from koinon_node.replication.replicator import Replicator
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import ResourceExhaustedError
+from koinon_proto.server import admission
+
+
+class ServingContext:
+    """The open store, the way of writes to disk and followers, and what is counted of clients."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        writer: Writer,
+        replicator: Replicator,
+        limits: Limits,
+        clock: WallClock,
+    ) -> None:
+        self.state = state
+        self.store = store
+        self.writer = writer
+        self.replicator = replicator
+        self.limits = limits
+        self.clock = clock  # the Unix time by which records expire here
+        self.pending = writer.pending
+        self.primaries = replicator.leading.primaries
+        self.traffic = Traffic()
+        self.budget = ReadBudget(limits)
+        self.claims = MergeWaits(self.pending, replicator, len(self.primaries.epochs))
+
+
+class ReadBudget:
+    """Bounds the rows that are being read, and the bytes that answers under way hold in memory,
+    over all reads together. A read that is alone may exceed either.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._rows = 0
+        self._bytes = 0
+
+    def take_rows(self, count: int) -> None:
+        """Count so many rows as being read, until they are released."""
+        if self._rows and self._rows + count > self._limits.reading_rows:
+            raise ResourceExhaustedError(
+                resource="rows being read", limit=self._limits.reading_rows
+            )
+        self._rows += count
+
+    def release(self, rows: int, size: int = 0) -> None:
+        """The read of so many rows, whose answer held so many bytes, has ended."""
+        self._rows -= rows
+        self._bytes -= size
+
+    def hold(self, answer: ReadAnswer, size: int) -> None:
+        """Count the bytes that an answer under way holds against the bound of all answers."""
+        others = self._bytes - answer.held_bytes
+        self._bytes += size
+        answer.held_bytes += size
+        admission.hold(size)
+        if others and self._bytes > self._limits.reading_bytes:
+            raise ResourceExhaustedError(
+                resource="bytes being read", limit=self._limits.reading_bytes
+            )
+
+
+class MergeWaits:
+    """The operations that wait until the merge steps of bulk loads release their partitions."""
+
+    def __init__(
+        self, pending: PendingWrites, replicator: Replicator, partition_count: int
+    ) -> None:
+        self._pending = pending
+        self._replicator = replicator
+        # The number of operations that wait for each partition. While any waits, the merge
+        # scheduler begins no step there, so that the wait ends.
+        self.waits = np.zeros(partition_count, np.int32)
+
+    async def released(self, partition_ids: U32Array) -> None:
+        """Wait until no merge step is under way in these partitions. Until then this process does
+        not know what they hold, so whoever decides on a record decides after this, without a pause.
+        (A write without conditions comes after the step in any case, in a later group.)
+
+        Raises:
+            UnavailableError: a step is not done in time.
+        """
+        if not self._pending.claimed:
+            return
+        ids = np.unique(partition_ids)
+        prefixes = {records.prefix_of(p) for p in ids.tolist()}
+        self.waits[ids] += 1
+        try:
+            while groups := self._pending.claiming(prefixes):
+                await self._replicator.groups_done(groups, ids)
+        finally:
+            self.waits[ids] -= 1

@@ -1,0 +1,1 @@
+"""Replication: groups to followers, and following: streams, catch-up, acknowledgements."""

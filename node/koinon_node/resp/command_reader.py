@@ -1,0 +1,232 @@
+"""Parses the commands in the bytes that a client sends.
+
+A command is an array of bulk strings, or a line of words (an inline command). Most data that a
+socket gives has whole commands only, or ends inside the last one: hiredis, in C, parses the whole
+ones. What hiredis does not see whole is parsed here, piece by piece. So no parser keeps a buffer,
+an array's room is made as its arguments come, and a length is judged before its bytes are received.
+
+Pure. https://redis.io/docs/latest/develop/reference/protocol-spec/
+"""
+
+from __future__ import annotations
+
+import re
+
+import hiredis
+
+Command = list[bytes]
+
+ARGUMENTS_MAX = 1024 * 1024
+LINE_BYTES_MAX = 64 * 1024
+"""Of an inline command."""
+ARGUMENT_BYTES = 64
+"""Memory of one argument beside its bytes: Python's object and its place in a list."""
+_HEADER_BYTES_MAX = 32
+
+# hiredis makes room for an array by its length, and takes arrays in arrays, nine deep.
+_HUGE_ARRAY = re.compile(rb"[*%~>|][0-9+-]{6}")
+_HEADER = re.compile(rb"([*$])(-?[0-9]{1,18})\r\n")
+_WORD = re.compile(
+    rb"""[ \t\v\f\r]*(?:"((?:\\.|[^"\\])*)"|'((?:\\'|[^'])*)'|([^\s"']+))(?=[ \t\v\f\r]|\Z)""",
+    re.DOTALL,
+)
+_ESCAPED = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
+_OF_HTTP = frozenset((b"post", b"host:"))
+_BYTES = frozenset((bytes,))
+_NOTHING = b"*0\r\n"  # a command without words
+
+
+class _ProtocolError(Exception):
+    """The peer sent something that is no command."""
+
+
+class CommandReader:
+    """Parses the commands in one connection's bytes. ``limit``: the bytes of a command at most.
+    ``one_by_one``: return a single command at a time; the next one comes by ``feed(b"")``, and may
+    have another limit.
+    """
+
+    def __init__(self, limit: int, *, one_by_one: bool = False) -> None:
+        self.limit = limit
+        self.one_by_one = one_by_one
+        self.fault = ""
+        """Why what came behind the last command is none, in Redis's words; nothing more is read."""
+        self._head = b""  # what is not looked at: a header or line whose end has not come
+        self._missing_arguments = 0  # of the array that is coming in, the current one included
+        self._arguments: Command = []  # of that array, those that are whole
+        self._missing = 0  # bytes of the current argument and its line end; 0: no header of it yet
+        self._partial = bytearray()  # of the current argument
+        self._held_bytes = 0  # of that array, all that has come
+
+    @property
+    def has_begun(self) -> bool:
+        """True while a command is coming in."""
+        return bool(self._head or self._missing_arguments)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of a command that is coming in, of which some are there."""
+        return self._held_bytes + len(self._head)
+
+    @property
+    def coming_bytes(self) -> int:
+        """The bytes that its current argument lacks."""
+        return self._missing
+
+    def feed(self, data: bytes) -> list[Command]:
+        """Return the commands that are whole with this data. See ``fault`` after it."""
+        if self.fault:
+            return []
+        if self._head:
+            data, self._head = self._head + data, b""
+        commands: list[Command] = []
+        try:
+            at = self._read_arguments(data, commands) if self._missing_arguments else 0
+            rest = data[at:] if at else data
+            if rest and not self._missing_arguments:
+                at = 0 if self.one_by_one else _append_whole(rest, commands, self.limit)
+                while at < len(rest) and not self._head:
+                    if commands and self.one_by_one:
+                        self._head = rest[at:]
+                    else:
+                        at = self._read_command(rest, at, commands)
+        except _ProtocolError as error:
+            self.fault = str(error)
+            self._arguments, self._partial = [], bytearray()
+            self._held_bytes = self._missing = self._missing_arguments = 0
+        return commands
+
+    # --- what is not whole -----------------------------------------------------------------
+
+    def _read_command(self, data: bytes, at: int, commands: list[Command]) -> int:
+        """Read the command at this place, as far as it has come; return the next one's place."""
+        if data[at] != _ARRAY:
+            return self._read_inline(data, at, commands)
+        end, count = self._length(data, at, _ARRAY)
+        if end and count > ARGUMENTS_MAX:
+            raise _ProtocolError("invalid multibulk length")
+        if count <= 0:  # nothing, or a header that is not whole
+            return end or len(data)
+        self._missing_arguments = count
+        return self._read_arguments(data, commands, end)
+
+    def _read_arguments(self, data: bytes, commands: list[Command], at: int = 0) -> int:
+        """Read arguments of the array that is coming in; return where the next command begins."""
+        while self._missing_arguments:
+            if not self._missing:
+                if at == len(data):
+                    return at
+                if data[at] != _BULK:
+                    got = ascii(chr(data[at]))[1:-1]
+                    raise _ProtocolError(f"expected '$', got '{got}'")
+                end, size = self._length(data, at, _BULK)
+                if not end:
+                    return len(data)
+                if size < 0 or self._held_bytes + size > self.limit:
+                    raise _ProtocolError("invalid bulk length")
+                at, self._missing = end, size + 2
+            piece = data[at : at + self._missing]
+            at += len(piece)
+            self._missing -= len(piece)
+            self._held_bytes += len(piece)
+            if self._missing:
+                self._partial += piece
+                return at
+            if self._partial:
+                self._partial += piece
+                del self._partial[-2:]
+                self._arguments.append(bytes(self._partial))
+                self._partial = bytearray()
+            else:
+                self._arguments.append(piece[:-2])
+            self._held_bytes += ARGUMENT_BYTES
+            self._missing_arguments -= 1
+        commands.append(self._arguments)
+        self._arguments, self._held_bytes = [], 0
+        return at
+
+    def _length(self, data: bytes, at: int, kind: int) -> tuple[int, int]:
+        """Return where the header at this place ends, and its number; (0, 0) if it is not whole."""
+        if found := _HEADER.match(data, at):
+            return found.end(), int(found[2])
+        if len(data) - at >= _HEADER_BYTES_MAX or data.find(b"\n", at) >= 0:
+            raise _ProtocolError(
+                "invalid multibulk length" if kind == _ARRAY else "invalid bulk length"
+            )
+        self._head = data[at:]
+        return 0, 0
+
+    def _read_inline(self, data: bytes, at: int, commands: list[Command]) -> int:
+        end = data.find(b"\n", at)
+        if (len(data) if end < 0 else end) - at > min(LINE_BYTES_MAX, self.limit):
+            raise _ProtocolError("too big inline request")
+        if end < 0:
+            self._head = data[at:]
+            return len(data)
+        if words := _words(data[at:end]):
+            commands.append(words)
+        return end + 1
+
+
+_ARRAY, _BULK = b"*$"
+
+
+def _append_whole(data: bytes, commands: list[Command], limit: int) -> int:
+    """Append the commands at the beginning of the data, up to the last one if that is not whole;
+    return where they end. It is 0 where it is not certain.
+    """
+    if len(data) > limit or _HUGE_ARRAY.search(data) is not None:
+        return 0
+    if data.endswith(b"\r\n") and _parse(data, commands):
+        return len(data)
+    end = data.rfind(b"\r\n*") + 2
+    return end if end >= 2 and _parse(data[:end], commands) else 0
+
+
+def _parse(data: bytes, commands: list[Command]) -> bool:
+    """Append the commands that the data consists of; do nothing and return False if it does not."""
+    reader = hiredis.Reader()
+    reader.feed(data)
+    found: list[Command] = []
+    try:
+        while (command := reader.gets()) is not False:
+            if type(command) is not list or not _BYTES.issuperset(map(type, command)):
+                return False
+            if command:
+                found.append(command)
+        reader.feed(_NOTHING)
+        if reader.gets() != []:  # it is a part of a command that is not whole
+            return False
+    except hiredis.ProtocolError:
+        return False
+    commands += found
+    return True
+
+
+def _words(line: bytes) -> Command:
+    """Return the words of an inline command, as Redis cuts them."""
+    if b'"' not in line and b"'" not in line:
+        words = line.split()
+    else:
+        words, at = [], 0
+        line = line.rstrip()
+        while at < len(line):
+            if (found := _WORD.match(line, at)) is None:
+                raise _ProtocolError("unbalanced quotes in request")
+            at = found.end()
+            double, single, plain = found.groups()
+            if double is not None:
+                words.append(_ESCAPED.sub(_unescaped, double))
+            else:
+                words.append(plain if single is None else single.replace(b"\\'", b"'"))
+    if words and words[0].lower() in _OF_HTTP:  # a browser that was led here
+        raise _ProtocolError("this is no HTTP server")
+    return words
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    what = escape[1]
+    if len(what) > 1:
+        return bytes.fromhex(what[1:].decode())
+    return _ESCAPES.get(what, what)

@@ -1,0 +1,1 @@
+"""Scripts of clients of Redis: a bounded part of Lua, and its calls of commands."""

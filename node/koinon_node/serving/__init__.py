@@ -1,1 +1,0 @@
-"""Serves clients: the gRPC services, the engine of reads and writes, expiry, and the drain."""

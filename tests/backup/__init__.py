@@ -1,0 +1,1 @@
+"""Tests of backups without a cluster; tests/integration/test_backups has one."""
