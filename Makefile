@@ -9,7 +9,7 @@ SEEDS ?= 5000
 SCHEDULES ?= 20
 MINUTES ?= 60
 
-.PHONY: help env demo test test-long soak nemesis fuzz check test-spark-matrix test-redis-py proto bench bench-peers docs compose-image compose-test compose-clean clean
+.PHONY: help env demo test test-long test-failed soak nemesis fuzz check test-spark-matrix test-redis-py proto bench bench-peers docs compose-image compose-test compose-clean clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -30,6 +30,9 @@ test: env       ## the test suite
 
 test-long: env  ## what takes long: more seeds, everybody killed at every step, Spark killed
 	$(BIN)/python -m pytest -n $(WORKERS) -m long
+
+test-failed: env  ## once more, one by one, the tests that failed in the last run
+	$(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none
 
 test-spark-matrix:  ## the tests of Spark and ingest with each PySpark (SPARKS="4.0 4.1 4.3"), each in an environment of its own
 	@set -e; for version in $(SPARKS); do \
