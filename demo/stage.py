@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from koinon.cli.console.progress_bar import now_and_then
+from koinon.cli.console.progress_bar import line_at_intervals
 from koinon.cli.console.terminal import Console
 from koinon_proto.process.printable import goes_to_terminal
 
@@ -85,5 +85,5 @@ class Stage:
             done, remark = state
             return f"   {what}: {done:,} of {total:,}  {remark}".rstrip()
 
-        say = now_and_then(line, say=lambda text: self.console.print(text, soft_wrap=True))
+        say = line_at_intervals(line, say=lambda text: self.console.print(text, soft_wrap=True))
         return lambda done, remark="": say((done, remark))

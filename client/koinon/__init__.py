@@ -106,9 +106,9 @@ _HOMES = {
     "WriteResult": "koinon.types",
     "LocalCluster": "koinon.local",
 }
-"""The modules that define the names above, but for the errors. gRPC, protobuf and the rest are
-imported when the first of these names is used, so that ``import koinon`` alone costs a program
-little."""
+"""The modules that define the names above, except the errors. gRPC, protobuf and the rest are
+imported when the first of these names is used, so that ``import koinon`` alone is cheap.
+"""
 
 
 def __getattr__(name: str) -> Any:
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
         value = _version()
     else:
         value = getattr(import_module(_HOMES.get(name, _ERRORS)), name)
-    globals()[name] = value  # from now on found without this function
+    globals()[name] = value  # later uses find the name without this function
     return value
 
 

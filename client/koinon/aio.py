@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 def connect(
     coordinators: str | Sequence[str] | None = None, **options: Unpack[Options]
 ) -> Connecting:
-    """Return a client of the cluster that these coordinators (or nodes) belong to, once it is
-    awaited; or use it as ``async with koinon.aio.connect(...) as client``, which closes it, too.
+    """Connect to the cluster that these coordinators (or nodes) belong to. Await the result for a
+    client, or use it as ``async with koinon.aio.connect(...) as client``, which also closes the
+    client.
 
     Arguments and errors are those of :func:`koinon.connect`.
     """
@@ -46,7 +47,9 @@ def connect(
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
-    """The result of ``connect``: a coroutine that gives a client, and a context of that client."""
+    """The result of ``connect``: awaitable, and an asynchronous context manager; both give a
+    client.
+    """
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
         self._work = _connect(addresses, options)
@@ -127,7 +130,9 @@ class AsyncOperations(InKeyspace, ABC):
         return AsyncBatch(self, routing_key)
 
     def sharded(self, key: BytesLike, shards: int) -> AsyncSharded:
-        """Return a counter, or a set, in so many shards; see :meth:`koinon.Client.sharded`."""
+        """Return a counter or a set, spread over this many shards; see
+        :meth:`koinon.Client.sharded`.
+        """
         return AsyncSharded(self, key, shards)
 
     async def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
@@ -136,7 +141,8 @@ class AsyncOperations(InKeyspace, ABC):
                 for step in load.steps(chunks):
                     await step
             except BaseException as error:
-                with suppress(KoinonError):  # it must not hide what ended the load
+                # a second error must not hide the one that ended the load
+                with suppress(KoinonError):
                     await load.abandon()
                 raise load.error_for_caller(error) from error.__cause__
             return load.result()
@@ -144,17 +150,18 @@ class AsyncOperations(InKeyspace, ABC):
 
 class AsyncClient(AsyncOperations):
     """A client for one event loop; tasks share it freely. Made by :func:`koinon.aio.connect`. On
-    another loop every call raises ``WrongEventLoopError``, at once.
+    another loop every call raises ``WrongEventLoopError`` at once.
 
-    Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
+    Every call has a deadline (``timeout_ms``, or that of ``connect``). Until then refusals are
     retried; when it passes, ``UnavailableError`` says that nothing was applied, and
-    ``UnknownFateError`` that a write may have been. A cancelled write that was sent may be applied.
+    ``UnknownFateError`` that a write may have been. If a call is cancelled after its write was
+    sent, the write may be applied.
     """
 
     def __init__(self, engine: Engine, addresses: Sequence[str]) -> None:
         self._connected = engine
         self._addresses = addresses
-        if engine.options.observer is not None:  # others pay nothing for it
+        if engine.options.observer is not None:  # clients without an observer pay nothing for it
             self._run_single = self._run_observed  # type: ignore[method-assign]
             engine.observing.watch(self)
 
@@ -166,22 +173,22 @@ class AsyncClient(AsyncOperations):
 
     @property
     def _engine(self) -> Engine:  # type: ignore[override]
-        """The engine, for a call from its own loop."""
+        """The engine; raises unless the caller runs on the engine's loop."""
         self._connected.check_loop()
         return self._connected
 
     async def keyspace(self, name: str) -> AsyncKeyspaceClient:
-        """Return the operations of this client in another keyspace, once this is awaited:
-        ``carts = await client.keyspace("carts")``; see :meth:`koinon.Client.keyspace`.
+        """Return the operations of this client in another keyspace, when awaited: ``carts = await
+        client.keyspace("carts")``; see :meth:`koinon.Client.keyspace`.
         """
         return AsyncKeyspaceClient(self, await self._engine.open_keyspace(name))
 
     async def table(self) -> Table:
-        """Return the partition table as this client holds it."""
+        """Return the partition table that this client knows."""
         return self._engine.routing().table
 
     async def close(self) -> None:
-        """End what is under way and close the connections. Idempotent."""
+        """End the operations under way and close the connections. Idempotent."""
         await self._engine.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -1,7 +1,7 @@
 """The blocking client: the same engine on an event loop of its own, in a background thread.
 
 Threads send single operations themselves, each on a socket of its own, to nodes that offer RESP.
-What does not go as it should, and all else, is handed to the loop and waited for.
+Everything else, and operations that fail there, is handed to the loop, and the thread waits for it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WAKE_AGAIN_S = 1.0
-"""A thread that waits for the loop wakes it again after so long: signals may have interrupted
-another thread on its way to wake it."""
+"""A thread that waits for the loop wakes it again after this time: a signal may have interrupted
+another thread that was about to wake it.
+"""
 _ENDED_POLL_S = 0.01
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -56,13 +57,13 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Close what the program left open, while its threads can still be joined."""
+    """Close the clients that the program left open, while its threads can still be joined."""
     for client in list(_open_clients):
         client.close()
 
 
 def _begin_anew() -> None:
-    """In a forked child: let clients of the parent's connect for themselves."""
+    """Prepare the parent's clients in a forked child: each connects again at its next call."""
     for client in list(_open_clients):
         client._begin_anew()
 
@@ -71,11 +72,11 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback on the loop has raised, but for one complaint of gRPC's.
+    """Log an exception of a callback on the loop, except one complaint of gRPC's.
 
-    gRPC hears of calls on whichever loop runs, and hands the news to the loop of the call. That may
-    be closed by then: of another client of this program, which was closed with calls under way. The
-    last news of these calls concern no caller.
+    gRPC learns of events on whichever loop runs, and hands them to the loop of the call. That loop
+    may be closed by then, if it was another client's that was closed with calls under way. Events
+    of such calls concern no caller.
     """
     is_grpc = "PollerCompletionQueue" in context.get("message", "")
     if not (is_grpc and str(context.get("exception")) == "Event loop is closed"):
@@ -83,9 +84,9 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Return a task that asyncio forgets as soon as it has ended. Else it does so when the task is
-    freed, in Python, on whichever thread collects garbage: what a signal handler raises in the main
-    thread at that moment is lost.
+    """Return a task that asyncio forgets as soon as the task has ended. By default asyncio forgets
+    it when it is freed, in Python code, on whichever thread collects garbage: an exception that a
+    signal handler raises in the main thread at that moment would be lost.
     """
     task = asyncio.Task(work, loop=loop, **options)
     task.add_done_callback(asyncio._unregister_task)
@@ -94,18 +95,18 @@ def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> as
 
 @with_options
 def connect(coordinators: str | Sequence[str] | None = None, **options: Unpack[Options]) -> Client:
-    """Return a client of the cluster that these coordinators (or nodes) belong to.
+    """Connect to the cluster that these coordinators (or nodes) belong to; return a client.
 
     Args:
-        coordinators: ``"host:port,host:port"`` or a sequence of such; any one that answers serves.
-            Or a URL with options, ``"koinon://host:port,host:port?timeout_ms=500"``. By default
-            the environment's ``KOINON_URL``.
+        coordinators: ``"host:port,host:port"`` or a sequence of addresses; one that answers is
+            enough. Or a URL with options, ``"koinon://host:port,host:port?timeout_ms=500"``. By
+            default the environment's ``KOINON_URL``.
         options: the fields of :class:`koinon.ClientOptions`.
 
     Raises:
         ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
-        ConfigurationError: there is no address, or an option has no sense.
-        NobodyListensError, UnknownHostError: no address can be connected to. Raised at once.
+        ConfigurationError: there is no address, or an option is invalid.
+        NobodyListensError, UnknownHostError: no address accepts a connection. Raised at once.
         UnavailableError: no address answered in time.
     """
     return Client(*parse(coordinators, options))
@@ -116,7 +117,7 @@ class Operations(ClientApi):
 
     @abstractmethod
     def _wake(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call back on the engine's loop."""
+        """Call a function on the engine's loop."""
 
     def _scan(self, open_pages: Callable[[], Pages]) -> Iterator[Entry]:
         return self._records_of(open_pages())
@@ -149,25 +150,25 @@ class Operations(ClientApi):
             if page is None and not pages.ended:
                 return self._run(pages.next())
         if not pages.ended:
-            with suppress(KoinonError):  # closed: who asks for the next page is told
+            with suppress(KoinonError):  # closed: asking for the next page raises the error
                 self._wake(pages.prefetch)
         return page
 
     def batch(self, routing_key: BytesLike) -> Batch:
         """Return an atomic batch of operations on keys with the same routing bytes as this key:
-        ``client.batch(b"{u7}").put(b"{u7}/a", b"1").delete(b"{u7}/b").commit()``. Which bytes of a
-        key route it says the cluster's partitioner (:class:`koinon.driver.batch.BatchBuilder`).
+        ``client.batch(b"{u7}").put(b"{u7}/a", b"1").delete(b"{u7}/b").commit()``. The keyspace's
+        router decides which bytes of a key are its routing bytes
+        (:class:`koinon.driver.batch.BatchBuilder`).
         """
         return Batch(self, routing_key)
 
     def sharded(self, key: BytesLike, shards: int) -> Sharded:
-        """Return a counter, or a set, in so many shards (1 to 256), which lie in different
-        partitions: ``client.sharded(b"visits", 8).increment()``, and ``total()`` to read. For what
-        is written too often for one partition, and only needs a sum or a union.
+        """Return a counter or a set, spread over this many shards (1 to 256) in different
+        partitions: ``client.sharded(b"visits", 8).increment()``, and ``total()`` to read. It suits
+        data that is written too often for one partition, and read only as a sum or a union.
 
         Raises:
-            InvalidArgumentError: too many shards, or the keyspace's router does not tell them
-                apart.
+            InvalidArgumentError: too many shards, or the keyspace's router cannot place them apart.
         """
         return Sharded(self, key, shards)
 
@@ -177,7 +178,8 @@ class Operations(ClientApi):
                 for step in load.steps(chunks):
                     self._run(step)
             except BaseException as error:
-                with suppress(KoinonError):  # it must not hide what ended the load
+                # a second error must not hide the one that ended the load
+                with suppress(KoinonError):
                     self._run(load.abandon())
                 raise load.error_for_caller(error) from error.__cause__
             return load.result()
@@ -186,23 +188,23 @@ class Operations(ClientApi):
 class Client(Operations, Closing):
     """A blocking client; threads share it freely. Made by :func:`koinon.connect`.
 
-    Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
+    Every call has a deadline (``timeout_ms``, or that of ``connect``). Until then refusals are
     retried; when it passes, ``UnavailableError`` says that nothing was applied, and
     ``UnknownFateError`` that a write may have been.
 
-    In a forked child a client that the parent has open connects by itself, with the first call; the
-    parent's goes on, and nothing that the parent had under way is repeated in the child. A scan
-    of the parent's is not read on in the child (``WrongEventLoopError``).
+    In a forked child, a client of the parent's connects anew with its first call. The parent's
+    client continues, and the child repeats none of the parent's operations. A scan that the parent
+    has begun cannot be continued in the child (``WrongEventLoopError``).
     """
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
         _refuse_gevent()
         self._addresses = addresses
         self._options = options
-        # One thread closes; in a child, one connects. A signal handler may close in the thread that
-        # closes.
+        # One thread closes the client; in a child, one connects it. Reentrant, since a signal
+        # handler may call ``close`` in the thread that is in ``close``.
         self._close_lock = threading.RLock()
-        if options.observer is not None:  # others pay nothing for it
+        if options.observer is not None:  # clients without an observer pay nothing for it
             self._run_single = self._run_observed  # type: ignore[method-assign]
         self._connect()
         if options.observer is not None:
@@ -213,12 +215,14 @@ class Client(Operations, Closing):
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_report)
         self._loop.set_task_factory(_make_task)
-        self._submissions: deque[_Waiter] = deque()  # for the loop to take
-        self._stopped = False  # the loop was told to stop, and knows
-        self._wake_due = False  # the loop has been told of them and has not looked yet
+        # waits of threads that the loop has not begun yet
+        self._submissions: deque[_Waiter] = deque()
+        self._stopped = False  # set on the loop once it was told to stop
+        # a wake-up is on its way, and the loop has not emptied ``_submissions`` since
+        self._wake_due = False
         self._thread = threading.Thread(target=self._serve, name="koinon-client", daemon=True)
         self._thread.start()
-        self._stopping = False  # the loop takes no more
+        self._stopping = False  # the loop accepts no more work
         try:
             self._engine = self._run(_make_engine(self._addresses, self._options))
         except BaseException:
@@ -226,14 +230,16 @@ class Client(Operations, Closing):
             raise
 
     def _begin_anew(self) -> None:
-        """In a forked child: the loop, its thread, and whoever held a lock stayed in the parent."""
+        """In a forked child: drop the loop, its thread and all locks, which stayed in the
+        parent.
+        """
         if isinstance(self._engine, Engine) and self._engine.pools is not None:
             self._engine.pools.let_go()
         self._close_lock = threading.RLock()
         self._engine = cast(Engine, _NotConnected(self))
 
     def _connected(self, former: _NotConnected) -> Engine:
-        """Return the engine in a forked child; the first call connects."""
+        """Connect in a forked child unless another thread has; return the engine."""
         with self._close_lock:
             if former.closed:
                 raise ClientClosedError
@@ -247,28 +253,29 @@ class Client(Operations, Closing):
         return described("Client", self._addresses, routing, closed=engine.closed)
 
     def keyspace(self, name: str) -> KeyspaceClient:
-        """Return the operations of this client in another keyspace. It shares the connections, and
-        ends with the client. Each call asks the coordinators: keep the result. (The asyncio client
-        returns it once this is awaited: ``carts = await client.keyspace("carts")``.)
+        """Return the operations of this client in another keyspace. They share the client's
+        connections, and end with the client. Each call asks the coordinators: keep the result. (For
+        the asyncio client, await it: ``carts = await client.keyspace("carts")``.)
 
         Raises:
-            UnknownKeyspaceError: there is none of this name.
+            UnknownKeyspaceError: there is no keyspace of this name.
         """
         return KeyspaceClient(self, self._run(self._engine.open_keyspace(name)))
 
     def table(self) -> Table:
-        """Return the partition table as this client holds it."""
+        """Return the partition table that this client knows."""
         return self._engine.routing().table
 
     # --- the background loop --------------------------------------------------------------------
 
     def close(self) -> None:
-        """End what is under way and close the connections. Idempotent."""
+        """End the operations under way and close the connections. Idempotent."""
         with self._close_lock:
             if isinstance(self._engine, _NotConnected):
                 self._engine.closed = True
-            elif not self._loop.is_closed():  # the engine is closed before it has ended
-                if not self._stopping:  # else a signal has interrupted this before
+            # ``engine.closed`` is set earlier, before the engine has ended
+            elif not self._loop.is_closed():
+                if not self._stopping:  # False: a signal has interrupted an earlier call here
                     with suppress(ClientClosedError):  # a signal handler has closed it meanwhile
                         self._run(self._engine.close())
                 self._stop_loop()
@@ -278,35 +285,36 @@ class Client(Operations, Closing):
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         try:  # on this thread, which no signal interrupts half-way
-            self._refuse_all()  # what was handed over too late
+            self._refuse_all()  # work that was handed over too late
             self._loop.run_until_complete(_end_tasks())
         finally:
             self._loop.close()
-            self._refuse_all()  # what came since: its wake-up found the loop open, but not running
+            self._refuse_all()  # work whose wake-up found the loop open, but not running
 
     def _stop_loop(self) -> None:
         self._stopping = True
-        with suppress(KoinonError):  # a close that was interrupted has stopped it
+        with suppress(KoinonError):  # an interrupted ``close`` has already stopped it
             self._wake(self._stop_once)
         self._thread.join()
-        while not self._loop.is_closed():  # Python counts a thread as ended once a join of it was
+        # After an interrupted join, Python counts the thread as ended, although it may still run.
+        while not self._loop.is_closed():
             time.sleep(_ENDED_POLL_S)  # interrupted, and this is the close after that
 
     def _stop_once(self) -> None:
-        """On the loop: stop it, unless it was stopped and now ends its tasks."""
+        """On the loop: stop it, unless it was already stopped and is now ending its tasks."""
         if not self._stopped:
             self._stopped = True
             self._loop.stop()
 
     def _wake(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call back on the loop."""
+        """Call a function on the loop."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the loop was closed since this call began
             raise ClientClosedError() from None
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return what it returns."""
+        """Run a coroutine on the loop; return its result."""
         waiter = _WorkWaiter(work)
         self._wait_for(waiter)
         if waiter.error is not None:
@@ -327,7 +335,7 @@ class Client(Operations, Closing):
 
     def _run_here(self, single: PendingOperation) -> KoinonError | None:
         """Try the operation on a socket of this thread, if there is one. A success or a final error
-        ends it; any other error is returned, and the engine decides about a retry.
+        ends the operation; any other error is returned, and the engine decides about a retry.
         """
         engine = self._engine
         routing = engine.router.routing
@@ -349,20 +357,21 @@ class Client(Operations, Closing):
         return failure
 
     def _wait_for(self, waiter: _Waiter) -> None:
-        """Hand something over to the loop, and wait until that has ended.
+        """Hand a wait over to the loop, and block until it has ended.
 
-        A signal handler may raise between any two steps of a main thread. So this thread does
-        nothing that has to be undone, and holds no lock: it appends to a deque, wakes the loop, and
-        waits for a lock of its own. All else, giving up included, happens on the loop.
+        A signal handler may raise between any two steps of the main thread. So this thread does
+        nothing that would have to be undone, and holds no lock: it appends to a deque, wakes the
+        loop, and waits for a lock of its own. Everything else, also abandoning the wait, happens on
+        the loop.
         """
         try:
             self._submissions.append(waiter)
-            if not self._wake_due:  # else a wake-up is on its way, and will find this one
+            if not self._wake_due:  # if True, the wake-up on its way will find this wait
                 self._wake_due = True
                 self._wake_to_submit()
             while not waiter.lock.acquire(timeout=_WAKE_AGAIN_S):
                 self._wake_to_submit()
-        except BaseException:  # this thread was interrupted, maybe before the loop was told
+        except BaseException:  # this thread was interrupted, perhaps before it woke the loop
             self._wake_to_submit()
             with suppress(KoinonError):
                 self._wake(waiter.abandon, self)
@@ -372,11 +381,11 @@ class Client(Operations, Closing):
         try:
             self._wake(self._submit_all)
         except KoinonError:
-            self._refuse_all()  # others may have relied on this wake-up
+            self._refuse_all()  # other threads may have relied on this wake-up
 
     def _submit_all(self) -> None:
-        """On the loop: begin what threads have handed over."""
-        self._wake_due = False  # before the first look: what comes later wakes the loop again
+        """On the loop: begin the waits that threads have handed over."""
+        self._wake_due = False  # cleared first: later submissions wake the loop again
         while (waiter := self._next_submission()) is not None:
             if self._stopping:
                 waiter.refuse(ClientClosedError())
@@ -384,8 +393,8 @@ class Client(Operations, Closing):
                 waiter.begin(self)
 
     def _refuse_all(self) -> None:
-        """The loop has stopped, and the engine is closed: end what threads hand over all the
-        same.
+        """After the loop has stopped and the engine is closed: fail the waits that threads still
+        hand over.
         """
         while (waiter := self._next_submission()) is not None:
             waiter.refuse(ClientClosedError())
@@ -403,8 +412,8 @@ Client.__module__ = "koinon"
 class KeyspaceClient(InOpenedKeyspace, Operations):
     """A client's operations in one keyspace. Made by :meth:`koinon.Client.keyspace`.
 
-    Once the keyspace has been dropped every call raises ``UnknownKeyspaceError``, also where one
-    has been created since under its name.
+    Once the keyspace has been dropped every call raises ``UnknownKeyspaceError``, even if a new
+    keyspace has been created under its name.
     """
 
     _client: Client
@@ -423,8 +432,8 @@ KeyspaceClient.__module__ = "koinon"
 
 
 class _NotConnected:
-    """Stands for a client's engine in a forked child. What asks it for anything connects, and is
-    given what the engine has.
+    """Takes the engine's place in a forked child until the first use: any attribute access
+    connects, and returns the new engine's attribute.
     """
 
     def __init__(self, client: Client) -> None:
@@ -433,26 +442,26 @@ class _NotConnected:
 
     def __getattr__(self, name: str) -> Any:
         engine = self._client._engine
-        if cast(object, engine) is self:  # else it has connected since: no lock, on any thread
+        if cast(object, engine) is self:  # no lock, on any thread, once the client has connected
             engine = self._client._connected(self)
         return getattr(engine, name)
 
 
 class _Waiter(Protocol):
-    """A thread's wait for the loop. All methods run on the loop, but for ``refuse`` once the loop
-    has stopped; ``lock`` is free as soon as the wait is over.
+    """A thread's wait for the loop. All methods run on the loop, except ``refuse`` once the loop
+    has stopped; ``lock`` is released when the wait is over.
     """
 
     lock: threading.Lock
 
     def begin(self, client: Client) -> None:
-        """Begin what is waited for, unless the thread is gone."""
+        """Begin the work, unless the thread has abandoned the wait."""
 
     def refuse(self, error: KoinonError) -> None:
-        """End the wait by the error: nothing was begun."""
+        """End the wait with this error: the work was not begun."""
 
     def abandon(self, client: Client) -> None:
-        """The thread is gone."""
+        """Cancel the work: the waiting thread was interrupted."""
 
 
 class _SingleWaiter:
@@ -490,8 +499,8 @@ class _SingleWaiter:
 
 
 class _WorkWaiter:
-    """A wait for a coroutine, which runs in the context that the thread has now. Once it is handed
-    over, only the loop's thread may touch it: closing a coroutine runs its ``finally`` blocks.
+    """A wait for a coroutine, which runs in the thread's present context. Once it is handed over,
+    only the loop's thread may touch it: closing a coroutine runs its ``finally`` blocks.
     """
 
     __slots__ = ("_context", "_gone", "_task", "_work", "error", "lock", "result")
@@ -512,7 +521,7 @@ class _WorkWaiter:
             self._task.add_done_callback(self._end)
 
     def refuse(self, error: KoinonError) -> None:
-        self._work.close()  # it was never begun
+        self._work.close()  # the coroutine was never begun
         self.error = error
         self.lock.release()
 
@@ -530,16 +539,17 @@ class _WorkWaiter:
             self.error = error
         else:
             self.result = task.result()
-        self._task = None  # asyncio is told of its end in Python: on the thread that drops it last
+        # Released here on the loop's thread: asyncio runs Python code when the task is freed.
+        self._task = None
         self.lock.release()
 
 
 def _refuse_gevent() -> None:
-    """Refuse to connect where gevent has replaced threads by greenlets, in which the client's loop
-    would keep all others from running, and ``connect`` would never return.
+    """Refuse to connect where gevent has replaced threads by greenlets: the client's loop would
+    keep all others from running, and ``connect`` would never return.
 
     Raises:
-        ConfigurationError
+        ConfigurationError: gevent has patched threads.
     """
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
@@ -556,7 +566,7 @@ async def _make_engine(addresses: Sequence[str], options: ClientOptions) -> Engi
 
 
 async def _end_tasks() -> None:
-    """End what still runs on a loop that is about to close."""
+    """Cancel and await the tasks that still run on a loop that is about to close."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=1.0)

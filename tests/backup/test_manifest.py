@@ -55,5 +55,5 @@ def test_manifest_that_is_none_or_altered_is_refused(data: bytes) -> None:
 
 
 def test_manifest_of_a_newer_format_is_refused_by_name() -> None:
-    with pytest.raises(BackupError, match="format 2, and this Koinon knows 1"):
+    with pytest.raises(BackupError, match="format 2; this Koinon reads format 1"):
         manifests.decode(_altered(lambda whole: whole.update(format=2)))

@@ -6,12 +6,12 @@ import pytest
 
 from demo.stage import Stage
 from koinon.cli.console import progress_bar
-from koinon.cli.console.progress_bar import LINE_EVERY_S, now_and_then
+from koinon.cli.console.progress_bar import LINE_EVERY_S, line_at_intervals
 
 
 def test_line_is_said_every_five_seconds_not_at_every_look() -> None:
     now, said = 100.0, list[str]()
-    draw = now_and_then(lambda done: f"{done} done", say=said.append, clock=lambda: now)
+    draw = line_at_intervals(lambda done: f"{done} done", say=said.append, clock=lambda: now)
     for look in range(200):  # ten in a second
         now = 100.0 + look / 10
         draw(look)
@@ -20,7 +20,7 @@ def test_line_is_said_every_five_seconds_not_at_every_look() -> None:
 
 def test_line_that_does_not_change_is_said_once() -> None:
     now, said = 0.0, list[str]()
-    draw = now_and_then(lambda text: text, at_once=True, say=said.append, clock=lambda: now)
+    draw = line_at_intervals(lambda text: text, at_once=True, say=said.append, clock=lambda: now)
     for text in ("0 of 9 starting", "0 of 9 starting", "", "0 of 9 staging", "0 of 9 staging"):
         draw(text)
         now += LINE_EVERY_S

@@ -87,7 +87,7 @@ class ServedConsole:
     def take(self, table: Table) -> None:
         seen = Observation(at=time.monotonic(), unix_s=time.time(), status=status_of(table))
         view = self._overview.update(seen)
-        self.call(self.state.take_look, view, moment_of(view))
+        self.call(self.state.apply_view, view, moment_of(view))
 
     def client(self, **headers: str) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=30)

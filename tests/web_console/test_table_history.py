@@ -83,7 +83,7 @@ def test_rows_of_versions_that_are_kept_no_more_are_let_go(monkeypatch: pytest.M
     state = LiveState(Journal("me"))
     first, *others = versions(8)
     for table in (first, *others):
-        state.take_update(table.since(table.table_version - 1), 0.0)
+        state.apply_update(table.since(table.table_version - 1), 0.0)
     assert [state.table_at(v) is not None for v in range(4, 9)] == [False, False, True, True, True]
     assert len(state._rows) == 3
 

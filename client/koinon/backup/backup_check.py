@@ -20,7 +20,9 @@ WORKERS = 4
 
 @dataclass(kw_only=True)
 class CheckReport:
-    """The findings of a check. ``strangers``: files in the directory that the manifest lacks."""
+    """The result of a check. ``strangers``: files in the backup's directory that its manifest does
+    not list.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -30,7 +32,9 @@ class CheckReport:
 
 
 def first_faults(destination: Destination, manifest: Manifest) -> list[str]:
-    """Return the faults that names and sizes show: files that are missing, or of another size."""
+    """Compare the manifest with the directory by names and sizes; describe each file that is
+    missing or has another size.
+    """
     sizes = destination.sizes(manifest.backup_id)
     faults = []
     for part in manifest.files:
@@ -38,7 +42,7 @@ def first_faults(destination: Destination, manifest: Manifest) -> list[str]:
         if size is None:
             faults.append(f"{part.path}: is missing")
         elif size != part.bytes:
-            faults.append(f"{part.path}: has {size} bytes, and had {part.bytes} when it was made")
+            faults.append(f"{part.path}: has {size} bytes; the manifest says {part.bytes}")
     return faults
 
 
@@ -50,12 +54,13 @@ def check_backup(
     on_progress: Callable[[CheckReport], None] = lambda _report: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> CheckReport:
-    """Read all files and compare their SHA-256; ``deep``: also read all rows, and compare their
-    digest, their order and the partitions of their keys.
+    """Read all files of a backup and compare their SHA-256 with the manifest's. ``deep``: also read
+    all rows, and compare each partition's digest, the order of its keys and the partition of each
+    key.
 
     Args:
         on_progress: called after each partition.
-        stopped: asked as often; once it says so, KeyboardInterrupt is raised.
+        stopped: asked after each partition; once it returns True, KeyboardInterrupt is raised.
     """
     known = {part.path for part in manifest.files} | {manifests.NAME}
     report = CheckReport(strangers=sorted(set(destination.sizes(manifest.backup_id)) - known))
@@ -86,7 +91,7 @@ def _faults(
     *,
     deep: bool,
 ) -> Iterator[str]:
-    """Yield what is wrong with a partition's files."""
+    """Yield a description of each fault in a partition's files."""
     digest, rows = RowsDigest(), _RowRules(partitioner_of(keyspace.settings), part)
     for file in part.files:
         try:
@@ -98,11 +103,13 @@ def _faults(
             yield error.reason
             return
     if deep and (digest.rows, digest.value()) != (part.rows, part.digest):
-        yield f"partition {part.partition_id}: its rows have another digest than at the cut"
+        yield f"partition {part.partition_id}: the digest of its rows is not the manifest's"
 
 
 class _RowRules:
-    """The rules that rows of a partition keep, one batch after the other."""
+    """Checks the rows of one partition, batch by batch: keys ascend, and every key hashes to this
+    partition.
+    """
 
     def __init__(self, partitioner: Partitioner, part: PartitionPart) -> None:
         self._partitioner = partitioner
@@ -110,18 +117,21 @@ class _RowRules:
         self._last_key = b""
 
     def check(self, batch: Any) -> None:
-        """Raise BackupDamagedError for the first row that breaks one."""
+        """Check the next batch of rows.
+
+        Raises:
+            BackupDamagedError: a key is out of order, or belongs to another partition.
+        """
         keys: list[bytes] = _keys_of(batch)
         p = self._part.partition_id
         if sorted(set(keys)) != keys or (self._last_key and keys and keys[0] <= self._last_key):
-            raise BackupDamagedError(reason=f"partition {p}: keys are not in their order")
+            raise BackupDamagedError(reason=f"partition {p}: its keys are not in ascending order")
         if keys and (self._partitioner.partitions_of(keys) != p).any():
-            raise BackupDamagedError(reason=f"partition {p}: it has keys of other partitions")
+            raise BackupDamagedError(reason=f"partition {p}: it holds keys of other partitions")
         self._last_key = keys[-1] if keys else self._last_key
 
 
 def _keys_of(batch: Any) -> list[bytes]:
-    """Return the keys of a batch."""
     column = batch.column(0)
     offsets, data = arrays.offsets_of(column).tolist(), arrays.bytes_of(column).tobytes()
     return [data[a:b] for a, b in itertools.pairwise(offsets)]

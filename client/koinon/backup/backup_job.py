@@ -1,8 +1,8 @@
-"""Makes a backup: reads a cut partition by partition, and writes it as files.
+"""Makes a backup: takes one consistent cut, reads it partition by partition, and writes files.
 
-This process writes the files, several partitions at once, with one row group of each in memory. It
-writes the manifest last. If anything fails, it deletes the files of the backup, and the nodes drop
-their snapshots.
+This process writes the files of several partitions at once, and holds one row group of each in
+memory. It writes the manifest last. If anything fails, it deletes the files of the backup, and the
+nodes drop their snapshots.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(kw_only=True)
 class BackupProgress:
-    """How far a backup is: partitions, rows, and bytes of keys and values. Written by several
-    threads under ``lock``.
+    """Counts of a running backup: partitions, rows, and bytes of keys and values. Several threads
+    write it under ``lock``.
     """
 
     partitions_total: int = 0
@@ -40,25 +40,25 @@ class BackupProgress:
     rows: int = 0
     bytes: int = 0
     grown_bytes: int = 0
-    """By how much the files of all nodes have grown since the cut."""
+    """The growth of all nodes' store files since the cut, in bytes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class _StoppedError(Exception):
-    """A thread has stopped since another one failed."""
+    """Ends a thread after another thread of the backup failed."""
 
 
 @dataclass(kw_only=True)
 class BackupJob:
-    """One backup of these keyspaces (none: all) to a destination.
+    """One backup of these keyspaces (none: of all) to a destination.
 
     Attributes:
-        bytes_per_second: of keys and values that are read from all nodes; 0: no limit.
-        wait_s: how long a cut that fails is tried again.
-        made_by: the program, for the manifest.
-        on_progress: called some times a second.
-        say: is told what an operator wants to know.
-        stopped: asked as often; once it says so, KeyboardInterrupt is raised.
+        bytes_per_second: the limit on keys and values read from all nodes together; 0: no limit.
+        wait_s: for how long a cut that fails is retried, in seconds.
+        made_by: the name of this program, for the manifest.
+        on_progress: called several times a second.
+        say: receives messages for the operator.
+        stopped: asked several times a second; once it returns True, KeyboardInterrupt is raised.
     """
 
     cluster: Cluster
@@ -73,7 +73,7 @@ class BackupJob:
     progress: BackupProgress = field(default_factory=BackupProgress)
 
     def __post_init__(self) -> None:
-        self._ended = threading.Event()  # readers are to stop
+        self._ended = threading.Event()  # tells the reading threads to stop
         self._pace = Pace(self.bytes_per_second)
         self._pace_lock = threading.Lock()
 
@@ -81,8 +81,8 @@ class BackupJob:
         """Make the backup; return its manifest.
 
         Raises:
-            KoinonError: there is no backup; what ``consistent_cut`` raises, what a node's snapshot
-                was lost by, or BackupError: the destination cannot be written.
+            BackupError: the destination cannot be written, or a node lost its snapshot.
+            KoinonError: any error of ``consistent_cut`` or of a node. No backup is left behind.
         """
         began_ms = time.time_ns() // 1_000_000
         backup_id = new_backup_id(began_ms / 1000)
@@ -95,7 +95,8 @@ class BackupJob:
                 manifest = self._manifest(cut, backup_id, began_ms, parts)
                 self.destination.finish(manifest)
             except BaseException:
-                with contextlib.suppress(Exception):  # what it failed of says more
+                # the original error says more than a failure to clean up
+                with contextlib.suppress(Exception):
                     self.destination.delete(backup_id)
                 raise
         return manifest
@@ -136,7 +137,7 @@ class BackupJob:
             pool.shutdown(cancel_futures=True)
 
     def _watch(self, cut: MadeCut, calls: set[Future[PartitionPart]]) -> None:
-        """Wait for all; raise the first error of a call or of a node."""
+        """Wait for the calls; raise the first error of a call or of a node."""
         while True:
             done, pending = wait(calls, LOOK_EVERY_S, FIRST_EXCEPTION)
             for call in done:
@@ -155,7 +156,7 @@ class BackupJob:
     def _write(
         self, cut: MadeCut, keyspace: Keyspace, partition_id: int, backup_id: str
     ) -> PartitionPart:
-        """Write one partition."""
+        """Read one partition from its node, and write its files."""
 
         def open_file(number: int) -> tuple[str, HashedFile]:
             path = f"{keyspace.name}/{partition_id:05d}-{number}.parquet"
@@ -171,7 +172,8 @@ class BackupJob:
                     self.progress.bytes += bytes_of(batch)
             files = writer.close()
         except BaseException:
-            with contextlib.suppress(OSError):  # what it failed of says more
+            # the original error says more than a failure to clean up
+            with contextlib.suppress(OSError):
                 writer.abort()
             raise
         with self.progress.lock:
@@ -186,7 +188,7 @@ class BackupJob:
         )
 
     def _pages(self, node: NodeCut, partition_id: int) -> Iterator[bytes]:
-        """Yield the pages of a partition at the pace of the whole backup."""
+        """Yield the pages of a partition, at the pace of the whole backup."""
         for page in node.pages(partition_id):
             with self._pace_lock:
                 delay_s = self._pace.delay_s(len(page))
@@ -196,13 +198,13 @@ class BackupJob:
 
 
 def new_backup_id(now_s: float) -> str:
-    """Return an id that sorts by its time, Unix seconds."""
+    """Return a new backup id; ids sort by ``now_s`` (Unix seconds)."""
     return f"{datetime.fromtimestamp(now_s, UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
 
 
 def _interleaved(cut: MadeCut) -> list[tuple[Keyspace, int]]:
-    """Return all partitions, so that those of one node do not follow one another: all nodes are
-    read from at once.
+    """Return all partitions, ordered so that successive partitions lie on different nodes: all
+    nodes are read at the same time.
     """
     by_node: dict[int, list[tuple[Keyspace, int]]] = {}
     for keyspace in cut.keyspaces:

@@ -1,9 +1,10 @@
-"""Drives one consistent cut on the nodes of a cluster, and reads its snapshots.
+"""Drives one consistent cut on the nodes of a cluster, and reads the nodes' snapshots.
 
-This module is the driver of docs/protocols.md (Backups). It opens the cut on every node that leads
-a partition of the keyspaces, asks all nodes at once to hold and to take their snapshots, and
-releases all once every node has its snapshot. A try that fails is begun again with the newest
-table, until ``wait_s`` is over. A node keeps its snapshot while the stream that opened it is open.
+This module drives the protocol of docs/protocols.md (Backups). It opens a cut on every node that
+leads a partition of the keyspaces, asks all nodes at once to hold their commits and to take a
+snapshot, and releases them all once every node has its snapshot. An attempt that fails is repeated
+with the newest table, until ``wait_s`` is over. A node keeps its snapshot while the stream that
+opened the cut is open.
 """
 
 from __future__ import annotations
@@ -33,56 +34,59 @@ from koinon_proto.contract.table import NodeInfo, Table
 from koinon_proto.server import rpc
 from koinon_proto.v1 import backup_pb2, backup_pb2_grpc
 
-OPEN_S_MAX = 15.0  # a node settles its log first
-MAKE_S_MAX = 2.0  # nodes hold for less
+OPEN_S_MAX = 15.0  # a node first empties its log into its store
+MAKE_S_MAX = 2.0  # nodes hold their commits for less
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 1.0
 _SAY_AFTER_S = 3.0
 
 
 class NodeCut:
-    """One node's part of a cut, from the opening of its stream on. Thread-safe."""
+    """One node's part of a cut, from the opening of its stream until ``close``. Thread-safe."""
 
     def __init__(self, node: NodeInfo, channel: Any, request: backup_pb2.OpenCutRequest) -> None:
         self.node = node
         self._stub = backup_pb2_grpc.BackupStub(channel)
         self._cut = backup_pb2.CutRequest(cluster_id=request.cluster_id, cut=request.cut)
         self._stream = self._stub.OpenCut(request)
-        self._first = threading.Event()  # set by the first event, or the stream's end
+        self._first = threading.Event()  # set by the first event or by the end of the stream
         self._closed = False
-        self.error: KoinonError | None = None  # that the stream has ended with
+        self.error: KoinonError | None = None  # the error that ended the stream
         self.grown_bytes = 0
-        """By how much the node's file has grown since the snapshot was taken."""
+        """The growth of the node's store file since its snapshot, in bytes."""
         self._reader = threading.Thread(target=self._attend, name="koinon-cut", daemon=True)
         self._reader.start()
 
     def wait_opened(self, timeout_s: float) -> None:
-        """Wait until the node can be asked to make the cut.
+        """Wait until the node is ready to make the cut.
 
         Raises:
-            KoinonError: what the node refuses it with, or UnavailableError: it does not answer.
+            UnavailableError: the node does not answer within ``timeout_s``.
+            KoinonError: the node refuses the cut.
         """
         if not self._first.wait(timeout_s):
-            raise UnavailableError(reason=f"node {self.node.node_id} does not answer in time")
+            raise UnavailableError(
+                reason=f"node {self.node.node_id} did not open the cut within {timeout_s:g} s"
+            )
         self.check()
 
     def check(self) -> None:
-        """Raise what the stream has ended with, if it has."""
+        """Raise the error that ended the stream, if the stream has ended."""
         if self.error is not None:
             raise self.error
 
     def make(self) -> Any:
-        """Ask the node to hold and to take its snapshot; return the call's future."""
+        """Ask the node to hold its commits and to take its snapshot; return the call's future."""
         return self._stub.MakeCut.future(self._cut, timeout=MAKE_S_MAX)
 
     def release(self) -> Any:
-        """Ask the node to complete what it holds; return the call's future."""
+        """Ask the node to complete the commits that it holds; return the call's future."""
         return self._stub.ReleaseCut.future(self._cut, timeout=MAKE_S_MAX)
 
     def pages(self, partition_id: int) -> Iterator[bytes]:
         """Yield the pages of a partition.
 
         Raises:
-            KoinonError: the node has lost the snapshot, or does not answer any more.
+            KoinonError: the node has lost the snapshot, or no longer answers.
         """
         request = backup_pb2.ReadCutRequest(
             cluster_id=self._cut.cluster_id, cut=self._cut.cut, partition_id=partition_id
@@ -96,15 +100,15 @@ class NodeCut:
             error = rpc.fate_of(failure, at=self.node.node_id, unimplemented="backups")
             if isinstance(error, UnknownFateError):
                 error = BackupError(
-                    reason=f"node {self.node.node_id} has gone, and with it its part of the cut "
-                    f"({error.reason}): begin the backup again"
+                    reason=f"node {self.node.node_id} is gone, and its part of the cut is lost "
+                    f"({error.reason}): start the backup again"
                 )
             raise error from failure
         finally:
             call.cancel()
 
     def close(self) -> None:
-        """Have the node let its snapshot go."""
+        """Close the stream, so that the node drops its snapshot."""
         self._closed = True
         self._stream.cancel()
         self._reader.join()
@@ -114,7 +118,9 @@ class NodeCut:
             for event in self._stream:
                 self.grown_bytes = event.grown_bytes
                 self._first.set()
-            error: KoinonError = UnavailableError(reason=f"{self.node.node_id}: the stream ended")
+            error: KoinonError = UnavailableError(
+                reason=f"node {self.node.node_id} ended the stream of the cut"
+            )
         except grpc.RpcError as failure:
             error = rpc.fate_of(failure, at=self.node.node_id, unimplemented="backups")
             if isinstance(error, UnknownFateError):
@@ -126,8 +132,9 @@ class NodeCut:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeCut:
-    """A cut that is one. ``owners`` has the node's part by partition, ``sequences`` through which
-    the node's snapshot is complete. ``cut_ms`` is Unix time here, once the cut was made.
+    """A consistent cut. ``owners`` maps each partition to its node's part of the cut, ``sequences``
+    each partition to the last sequence in that node's snapshot. ``held_ms``: the longest time that
+    a node held commits. ``cut_ms``: Unix time of this machine just after the cut.
     """
 
     table: Table
@@ -143,7 +150,7 @@ class MadeCut:
 
     @property
     def grown_bytes(self) -> int:
-        """By how much the files of all nodes have grown since."""
+        """The growth of all nodes' store files since the cut, in bytes."""
         return sum(part.grown_bytes for part in self.nodes)
 
 
@@ -156,17 +163,19 @@ def consistent_cut(
     say: Callable[[str], None] = lambda _text: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[MadeCut]:
-    """Yield a cut over all partitions of these keyspaces (none named: of all); nodes keep it until
-    the end.
+    """Make a consistent cut over all partitions of these keyspaces (none named: of all keyspaces).
+    A context; the nodes keep their snapshots until it ends.
 
     Args:
-        wait_s: how long a cut that fails is tried again.
-        say: is told why it takes long.
-        stopped: asked between tries; once it says so, KeyboardInterrupt is raised.
+        wait_s: for how long a cut that fails is retried, in seconds.
+        say: receives one message when the cut takes longer than three seconds.
+        stopped: asked between attempts; once it returns True, KeyboardInterrupt is raised.
 
     Raises:
-        UnknownKeyspaceError, PermissionDeniedError, ResourceExhaustedError: as they say.
-        UnavailableError: no cut could be made in time; the text names the last cause.
+        UnknownKeyspaceError: a keyspace does not exist.
+        PermissionDeniedError: the caller may not make backups.
+        ResourceExhaustedError: another backup is running.
+        UnavailableError: every attempt within ``wait_s`` failed; the text names the last cause.
     """
     began, pause_s, said = time.monotonic(), _PAUSE_S, False
     while True:
@@ -183,11 +192,11 @@ def consistent_cut(
             raise failure
         now = time.monotonic()
         if now - began > wait_s:
-            reason = f"no consistent cut within {wait_s:g} s; the last try: {failure}"
+            reason = f"no consistent cut within {wait_s:g} s; the last attempt failed: {failure}"
             raise UnavailableError(reason=reason) from failure
         if not said and now - began > _SAY_AFTER_S:
             said = True
-            say(f"waiting for a cut: {failure}")
+            say(f"no consistent cut yet, retrying: {failure}")
         if stopped():
             raise KeyboardInterrupt
         time.sleep(pause_s)
@@ -195,27 +204,29 @@ def consistent_cut(
 
 
 def _may_pass(error: KoinonError) -> bool:
-    """Return whether another try may succeed soon. Another backup is not waited for."""
+    """Return whether another attempt may succeed soon. A backup that is already running is not
+    waited for.
+    """
     if isinstance(error, ResourceExhaustedError) and error.limit == 1:
         return False
     return error.retriable or error.stale_table or error.maybe_applied
 
 
 def newest_table(cluster: Cluster) -> Table:
-    """Ask for the table; return the newest that is known then."""
+    """Ask the cluster for its table; return the newest table known afterwards."""
     error = cluster.refresh(cluster.routing().revision)
     if error is not None:
-        raise UnavailableError(reason=f"nobody tells the newest table: {error}") from error
+        raise UnavailableError(reason=f"no coordinator sent the newest table: {error}") from error
     return cluster.routing().table
 
 
 def chosen_keyspaces(table: Table, names: Sequence[str]) -> list[Keyspace]:
-    """Return the keyspaces of these names; none named: all that are not being dropped."""
+    """Return the keyspaces with these names, or all live keyspaces if none is named."""
     return [table.keyspaces.named(name) for name in dict.fromkeys(names)] or list(table.keyspaces)
 
 
 def _attempt(cluster: Cluster, names: Sequence[str], opened: contextlib.ExitStack) -> MadeCut:
-    """Make a cut; ``opened`` closes what was opened for it."""
+    """Try once to make a cut; ``opened`` gets the streams that are to be closed after it."""
     table = newest_table(cluster)
     keyspaces = chosen_keyspaces(table, names)
     request = backup_pb2.OpenCutRequest(
@@ -233,10 +244,11 @@ def _attempt(cluster: Cluster, names: Sequence[str], opened: contextlib.ExitStac
         part.wait_opened(OPEN_S_MAX)
     owners, sequences, held_ms = _make_all(parts, keyspaces)
     cut_ms = time.time_ns() // 1_000_000
-    # A keyspace that was made since may have what was written before something that is in the cut.
+    # A keyspace created meanwhile is not in the cut, although it may hold writes that are older
+    # than writes of the cut.
     now = chosen_keyspaces(newest_table(cluster), names)
     if {k.keyspace_id for k in now} != {k.keyspace_id for k in keyspaces}:
-        raise CutFailedError(node_id="*", reason="a keyspace was created or dropped meanwhile")
+        raise CutFailedError(node_id="*", reason="a keyspace was created or dropped during the cut")
     return MadeCut(
         table=table,
         keyspaces=keyspaces,
@@ -251,7 +263,7 @@ def _leaders(table: Table, keyspaces: Sequence[Keyspace]) -> list[NodeInfo]:
     """Return the nodes that lead a partition of the keyspaces.
 
     Raises:
-        CutFailedError: a partition is led by none.
+        CutFailedError: a partition has no primary.
     """
     found: dict[int, NodeInfo] = {}
     for keyspace in keyspaces:
@@ -266,15 +278,17 @@ def _leaders(table: Table, keyspaces: Sequence[Keyspace]) -> list[NodeInfo]:
 def _make_all(
     parts: Sequence[NodeCut], keyspaces: Sequence[Keyspace]
 ) -> tuple[dict[int, NodeCut], dict[int, int], int]:
-    """Have all nodes make the cut, and release them once all have; return the owners and the
-    sequences by partition, and the longest time of holding in milliseconds.
+    """Have all nodes make the cut, and release them as soon as all have answered. Return the owner
+    and the sequence of each partition, and the longest time that a node held commits, in
+    milliseconds.
 
     Raises:
-        CutFailedError, KoinonError: it is no cut. All nodes are released, or release themselves.
+        CutFailedError, KoinonError: the snapshots are no consistent cut. All nodes are released, or
+            release themselves after their time limit.
     """
     calls = [(part, part.make()) for part in parts]
     made, errors = _answers(calls)
-    # Released in any case, and at once: what is held makes clients wait.
+    # Released at once and in any case: clients wait for the held commits.
     released, late = _answers([(part, part.release()) for part, _ in made])
     if errors or late:
         raise (errors or late)[0]
@@ -283,13 +297,13 @@ def _make_all(
     for part, point in made:
         for partition_id, sequence in zip(point.partition_ids, point.sequences, strict=True):
             if partition_id in owners:
-                reason = f"partition {partition_id} was served by two nodes, one after the other"
+                reason = f"partition {partition_id} changed its primary during the cut"
                 raise CutFailedError(node_id=part.node.node_id, reason=reason)
             owners[partition_id], sequences[partition_id] = part, sequence
     for keyspace in keyspaces:
         for partition_id in keyspace.partition_ids:
             if partition_id not in owners:
-                reason = f"partition {partition_id} was served by none of the nodes"
+                reason = f"partition {partition_id} was served by no node during the cut"
                 raise CutFailedError(node_id="*", reason=reason)
     return owners, sequences, max((reply.held_ms for _, reply in released), default=0)
 
@@ -297,14 +311,14 @@ def _make_all(
 def _answers(
     calls: Sequence[tuple[NodeCut, Any]],
 ) -> tuple[list[tuple[NodeCut, Any]], list[KoinonError]]:
-    """Return the answers to calls that are under way, and the errors of those that failed."""
+    """Wait for the calls; return the answers, and the errors of the calls that failed."""
     found: list[tuple[NodeCut, Any]] = []
     errors: list[KoinonError] = []
     for part, call in calls:
         try:
             found.append((part, call.result()))
         except grpc.RpcError as failure:
-            said = rpc.error_of(failure) or part.error  # the stream's end may say less
+            said = rpc.error_of(failure) or part.error  # the stream's own error may say less
             errors.append(
                 said or rpc.fate_of(failure, at=part.node.node_id, unimplemented="backups")
             )

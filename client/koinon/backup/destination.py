@@ -1,8 +1,8 @@
 """The directory or object store that backups are in, through ``pyarrow.fs``.
 
-A backup ``ID`` is what lies under ``DESTINATION/ID/``; its manifest is written last. Nothing is
-ever renamed, since object stores have no rename. Credentials and endpoints are those of the
-environment (AWS_ACCESS_KEY_ID and the like), never part of the text that names the destination.
+All files of the backup ``ID`` lie under ``DESTINATION/ID/``; its manifest is written last. No file
+is ever renamed, since object stores have no rename. Credentials and endpoints come from the
+environment (AWS_ACCESS_KEY_ID and the like), never from the text that names the destination.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _fs() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A directory of a destination that is a backup, or the beginning of one. ``manifest`` None: it
-    has none, or one that cannot be read, as ``fault`` says. ``changed_s``: when the newest file was
-    written, Unix time.
+    """A directory of a destination that holds a backup, finished or not. ``manifest`` is None if it
+    is missing or cannot be read; ``fault`` then says why it cannot be read. ``changed_s``: when the
+    newest file was written, Unix seconds.
     """
 
     backup_id: str
@@ -55,12 +55,14 @@ class Destination:
     """A place for backups. Thread-safe."""
 
     def __init__(self, text: str) -> None:
-        """``text``: a directory, or a URL that ``pyarrow.fs`` knows.
+        """Open a destination. ``text``: a directory, or a URL that ``pyarrow.fs`` knows.
 
         Raises:
-            ConfigurationError: it is none, or it holds a secret, or pyarrow is missing.
+            ConfigurationError: ``text`` is empty or no known URL, or holds a secret, or pyarrow is
+                missing.
         """
-        if not text:  # else files would go to, and be deleted from, wherever the command runs
+        # an empty text would mean the current directory, and files there would be deleted
+        if not text:
             raise ConfigurationError(reason="the destination is empty: name a directory or a URL")
         if _CREDENTIALS.search(text):
             raise ConfigurationError(
@@ -83,7 +85,7 @@ class Destination:
 
     @contextlib.contextmanager
     def _errors(self, path: str = "") -> Iterator[None]:
-        """Raise what the file system raises as BackupError: pyarrow has a ValueError for some."""
+        """Raise the file system's errors as BackupError (pyarrow raises ValueError for some)."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -97,7 +99,7 @@ class Destination:
         return f"{self._root}/{path}"
 
     def write(self, path: str) -> HashedFile:
-        """Return a new file, to be written and closed."""
+        """Create a file, to be written and closed by the caller."""
         full = self._path(path)
         with self._errors(path):
             if self._is_local:
@@ -108,29 +110,31 @@ class Destination:
         """Return the content of a file.
 
         Raises:
-            BackupDamagedError: it is missing.
+            BackupDamagedError: the file is missing.
+            BackupError: the file cannot be read.
         """
         with self._errors(path), self._fs.open_input_stream(self._path(path)) as stream:
             content: bytes = stream.read()
         return content
 
     def read_part(self, backup_id: str, part: FilePart) -> bytes:
-        """Return the content of a backup's file, which is what the manifest says.
+        """Return the content of a file that the manifest lists, once its size and SHA-256 are
+        checked.
 
         Raises:
-            BackupDamagedError: it is missing, or altered.
+            BackupDamagedError: the file is missing or altered.
         """
         path = f"{backup_id}/{part.path}"
         content = self.read(path)
         if len(content) != part.bytes:
-            reason = f"{path}: has {len(content)} bytes, and had {part.bytes} when it was made"
+            reason = f"{path}: has {len(content)} bytes; the manifest says {part.bytes}"
             raise BackupDamagedError(reason=reason)
         if hashlib.sha256(content).hexdigest() != part.sha256:
             raise BackupDamagedError(reason=f"{path}: its SHA-256 is not the manifest's")
         return content
 
     def sizes(self, backup_id: str) -> dict[str, int]:
-        """Return the sizes of all files below a backup, by their paths there."""
+        """Return the sizes in bytes of a backup's files, by their paths below its directory."""
         head = self._path(backup_id) + "/"
         return {
             info.path.removeprefix(head): info.size for info in self._files(self._path(backup_id))
@@ -145,7 +149,7 @@ class Destination:
     # --- backups ---------------------------------------------------------------------------
 
     def finish(self, manifest: Manifest) -> None:
-        """Write the manifest: from now on the directory is a backup."""
+        """Write the manifest: from then on the directory counts as a backup."""
         with self.write(f"{manifest.backup_id}/{manifests.NAME}") as file:
             file.write(manifests.encode(manifest))
         if self._is_local:
@@ -153,10 +157,10 @@ class Destination:
                 _sync(folder)
 
     def manifest(self, backup_id: str) -> Manifest:
-        """Return a backup's manifest.
+        """Read and check a backup's manifest.
 
         Raises:
-            BackupDamagedError: there is none, or it was altered, or is another backup's.
+            BackupDamagedError: the manifest is missing or altered, or belongs to another backup.
         """
         found = manifests.decode(self.read(f"{backup_id}/{manifests.NAME}"))
         if found.backup_id != backup_id:
@@ -165,7 +169,7 @@ class Destination:
         return found
 
     def backups(self) -> list[Found]:
-        """Return what there is, the oldest first."""
+        """Return all backups here, finished or not, the oldest first."""
         by_id: dict[str, list[Any]] = {}
         for info in self._files(self._root):
             name = info.path.removeprefix(self._root + "/").partition("/")[0]
@@ -189,7 +193,9 @@ class Destination:
         )
 
     def delete(self, backup_id: str) -> None:
-        """Delete a backup: its manifest first, so that no half of it counts as one."""
+        """Delete a backup, its manifest first: an interrupted deletion leaves no directory that
+        counts as a backup.
+        """
         assert manifests.is_backup_id(backup_id)
         folder = self._path(backup_id)
         paths = [info.path for info in self._files(folder)]
@@ -201,16 +207,16 @@ class Destination:
 
 
 class HashedFile:
-    """A file that is written once, from its beginning to its end; a context that closes it. pyarrow
-    writes to it as to any file of Python.
+    """A file that is written once, from its beginning to its end, and hashed meanwhile; a context
+    that closes it. pyarrow writes to it as to any Python file.
     """
 
     def __init__(self, stream: Any, local_path: str) -> None:
-        """``local_path``: of a file that is to be synced when it is closed."""
+        """``local_path``: the path of a local file, which ``close`` fsyncs; "": not local."""
         self._stream = stream
         self._local_path = local_path
         self._hash = hashlib.sha256()
-        self.bytes = 0  # written so far
+        self.bytes = 0  # bytes written so far
         self.closed = False
 
     def __enter__(self) -> HashedFile:
@@ -246,7 +252,7 @@ class HashedFile:
 
 
 def _sync(path: str) -> None:
-    """Have the disk keep a file, or the names in a directory."""
+    """Call fsync on a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -255,7 +261,7 @@ def _sync(path: str) -> None:
 
 
 def split_source(text: str) -> tuple[str, str]:
-    """Return the destination that a source names, and the backup ("": the newest there)."""
+    """Split a source into its destination and its backup id ("": the newest backup there)."""
     head, slash, last = text.rstrip("/").rpartition("/")
     if manifests.is_backup_id(last):
         return head or slash or ".", last

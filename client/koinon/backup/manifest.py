@@ -1,8 +1,8 @@
-"""A backup's manifest: what was backed up, in which files, and what each file has to be. Pure.
+"""A backup's manifest: the keyspaces in it, its files, and the size and hash of each file. Pure.
 
-The manifest is written last and alone makes a directory of files a backup. It is JSON: ``backup``
-and ``sha256``, which is of the compact form of ``backup`` with sorted keys. Paths are relative to
-the backup's directory.
+The manifest is written last, and only a directory with a manifest is a backup. It is JSON with two
+fields: ``backup``, and ``sha256`` of the compact form of ``backup`` with sorted keys. Paths are
+relative to the backup's directory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.keyspaces import Keyspace
 
 FORMAT = 1
-"""Of the files and of the manifest; a newer one is refused."""
+"""The version of the format of files and manifest; a newer version is refused."""
 NAME = "manifest.json"
 _PATH = re.compile(r"[a-z0-9][a-z0-9_.-]*/[0-9]{5}-[0-9]+\.parquet")
 _BACKUP_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}")
@@ -33,12 +33,12 @@ class BackupError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class BackupDamagedError(BackupError):
-    """A file of a backup is missing, or is not what the manifest says."""
+    """A file of a backup is missing, or differs from the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """One file: rows of one partition. ``sha256`` in hexadecimal."""
+    """One file with rows of one partition. ``sha256`` in hexadecimal."""
 
     path: str
     rows: int
@@ -48,8 +48,8 @@ class FilePart:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPart:
-    """One partition. ``sequence``: through which its primary's store was complete at the cut.
-    ``bytes``: of keys and values. ``digest``: of all rows (``parquet_rows.RowsDigest``).
+    """One partition. ``sequence``: the last sequence in its primary's store at the cut. ``bytes``:
+    of keys and values. ``digest``: of all rows (``parquet_rows.RowsDigest``).
     """
 
     partition_id: int
@@ -77,7 +77,7 @@ class KeyspacePart:
 
     @property
     def bytes(self) -> int:
-        """The bytes of keys and values."""
+        """The bytes of keys and values of all partitions."""
         return sum(partition.bytes for partition in self.partitions)
 
     @property
@@ -87,8 +87,8 @@ class KeyspacePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One backup. Times are Unix milliseconds of the machine that made it; ``cut_ms`` is when the
-    cut was complete, ``held_ms`` for how long completion was held at most.
+    """One backup. Times are Unix milliseconds of the machine that made it; ``cut_ms`` is the time
+    of the cut, ``held_ms`` the longest time that a node held commits for it.
     """
 
     backup_id: str
@@ -107,7 +107,7 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The bytes of keys and values."""
+        """The bytes of keys and values of all keyspaces."""
         return sum(keyspace.bytes for keyspace in self.keyspaces)
 
     @property
@@ -122,7 +122,7 @@ class Manifest:
         """Return the keyspace of this name.
 
         Raises:
-            BackupError: the backup has none.
+            BackupError: the backup has no such keyspace.
         """
         for keyspace in self.keyspaces:
             if keyspace.name == name:
@@ -132,12 +132,12 @@ class Manifest:
 
 
 def is_backup_id(text: str) -> bool:
-    """Return whether a backup may have this id."""
+    """Return whether the text has the form of a backup id."""
     return _BACKUP_ID.fullmatch(text) is not None
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest as a file."""
+    """Encode a manifest as the content of its file."""
     backup = asdict(manifest)
     for part, keyspace in zip(backup["keyspaces"], manifest.keyspaces, strict=True):
         part["settings"]["partitioner_fingerprint"] = (
@@ -148,11 +148,11 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest that the file has.
+    """Decode the content of a manifest's file, and check its hash.
 
     Raises:
         BackupDamagedError: the file is no manifest, or was altered.
-        BackupError: a newer Koinon made it.
+        BackupError: a newer Koinon made the backup.
     """
     try:
         whole = json.loads(data)
@@ -160,7 +160,9 @@ def decode(data: bytes) -> Manifest:
     except (ValueError, KeyError, TypeError) as error:
         raise BackupDamagedError(reason=f"{NAME} is no manifest of a backup: {error}") from error
     if made_as != FORMAT:
-        reason = f"{NAME} has format {made_as!r}, and this Koinon knows {FORMAT}: use a newer one"
+        reason = (
+            f"{NAME} has format {made_as!r}; this Koinon reads format {FORMAT}: use a newer one"
+        )
         raise BackupError(reason=reason)
     if _digest(backup) != said:
         raise BackupDamagedError(reason=f"{NAME} was altered: its SHA-256 differs")
@@ -196,6 +198,7 @@ def _partition(part: Mapping[str, Any]) -> PartitionPart:
 
 def _files(parts: Any) -> Iterator[FilePart]:
     for part in parts:
-        if not _PATH.fullmatch(part["path"]):  # it is read, and deleted, below the backup
+        # the path is read and deleted below the backup's directory
+        if not _PATH.fullmatch(part["path"]):
             raise ValueError(f"{part['path']!r} is no path of a backup's file")
         yield FilePart(**part)

@@ -1,7 +1,7 @@
 """Rows of backups as Arrow columns and Parquet files.
 
 The columns are ``key``, ``value``, ``version`` and ``expires_at``, which is null where a record
-never expires. Rows of a file are of one partition, in the order of their keys.
+never expires. All rows of a file belong to one partition and are in the order of their keys.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ SCHEMA: Final = pa.schema(
     ]
 )
 ROW_GROUP_BYTES: Final = 8 << 20
-"""Of keys and values; it is held in memory."""
+"""The size of a row group, in bytes of keys and values; one is held in memory."""
 FILE_BYTES_MAX: Final = 64 << 20
-"""From which on a partition goes on in another file: who restores holds a file in memory."""
+"""The size in bytes from which a partition continues in another file: a restore holds a whole file
+in memory.
+"""
 
 
 def batch_of(page: bytes) -> Any:
-    """Return the record batch of a page of a cut.
+    """Decode a page of a cut as an Arrow record batch.
 
     Raises:
         InvalidArgumentError: the page is damaged.
@@ -61,19 +63,19 @@ def batch_of(page: bytes) -> Any:
 
 
 def bytes_of(batch: Any) -> int:
-    """Return the bytes of the keys and values of a batch."""
+    """Return the size of a batch: the bytes of its keys and values."""
     return sum(int(arrays.lengths_of(batch.column(at)).sum()) for at in (0, 1))
 
 
 class RowsDigest:
-    """A digest over rows in their order, however they are cut into batches."""
+    """A digest over rows in their order, independent of how they are divided into batches."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._hashes = [hashlib.blake2b(digest_size=32) for _ in range(6)]
 
     def add(self, batch: Any) -> None:
-        """Take the next rows."""
+        """Add the next rows to the digest."""
         self.rows += len(batch)
         parts: list[Any] = []
         for at in (0, 1):
@@ -91,8 +93,8 @@ class RowsDigest:
 
 
 class PartitionWriter:
-    """Writes one partition's rows as Parquet with zstd. ``open_file`` opens the file of a number,
-    and tells its path in the backup.
+    """Writes one partition's rows as Parquet files, compressed with zstd. ``open_file`` opens the
+    file with this number (from 0), and returns it with its path in the backup.
     """
 
     def __init__(self, open_file: Callable[[int], tuple[str, HashedFile]]) -> None:
@@ -101,15 +103,15 @@ class PartitionWriter:
         self._buffered = 0  # bytes of keys and values in ``_batches``
         self._file: HashedFile | None = None
         self._path = ""
-        self._writer: Any = None  # of the open file
+        self._writer: Any = None  # number of the open file
         self._file_rows = 0
         self._files: list[FilePart] = []
         self.digest = RowsDigest()
         self.bytes = 0
-        """Of keys and values so far."""
+        """Bytes of keys and values written so far."""
 
     def add(self, batch: Any) -> None:
-        """Take the next rows.
+        """Write the next rows, or buffer them for the next row group.
 
         Raises:
             BackupError: a file cannot be written.
@@ -124,7 +126,11 @@ class PartitionWriter:
                 self._write_group()
 
     def close(self) -> tuple[FilePart, ...]:
-        """Write the rest; return the files. Raises as ``add`` does."""
+        """Write the buffered rows; return the files.
+
+        Raises:
+            BackupError: a file cannot be written.
+        """
         with self._errors():
             self._write_group()
             self._end_file()
@@ -138,7 +144,7 @@ class PartitionWriter:
             raise BackupError(reason=f"{self._path}: {error}") from error
 
     def abort(self) -> None:
-        """Close the file that is open, whatever it lacks."""
+        """Close the open file, whose rows are incomplete."""
         if self._file is not None:
             self._file.close()
 
@@ -161,7 +167,7 @@ class PartitionWriter:
         file = self._file
         if file is None:
             return
-        self._writer.close()  # which writes the footer
+        self._writer.close()  # closing the Parquet writer writes the footer
         file.close()
         part = FilePart(path=self._path, rows=self._file_rows, bytes=file.bytes, sha256=file.sha256)
         self._files.append(part)
@@ -169,16 +175,18 @@ class PartitionWriter:
 
 
 def batches_of(content: bytes, part: FilePart) -> Iterator[Any]:
-    """Yield the record batches of a file whose SHA-256 has been checked.
+    """Yield the record batches of a Parquet file whose SHA-256 the caller has checked.
 
     Raises:
-        BackupDamagedError: the content is not Parquet, or has other columns or another number of
-            rows than the manifest says.
+        BackupDamagedError: the content is not Parquet, or its columns or its number of rows are not
+            the manifest's.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
         if file.metadata.num_rows != part.rows or not file.schema_arrow.equals(SCHEMA):
-            raise BackupDamagedError(reason=f"{part.path}: it does not have the rows of the backup")
+            raise BackupDamagedError(
+                reason=f"{part.path}: its columns or its number of rows are not the manifest's"
+            )
         for at in range(file.num_row_groups):
             yield from file.read_row_group(at).to_batches()
     except pa.ArrowException as error:

@@ -1,9 +1,9 @@
 """Restores keyspaces of a backup by bulk loads.
 
-The files are read on the machine that runs this; each file's SHA-256 is compared before its rows
-are staged, and nothing is committed before all files of all keyspaces are staged. So rows become
-readable only once every file was what the manifest says. A keyspace is restored whole or not at
-all; several are committed one after the other.
+This machine reads the files, and compares each file's SHA-256 before it stages the file's rows. It
+commits no load before all files of all keyspaces are staged, so rows become readable only once
+every file has matched the manifest. A keyspace is restored whole or not at all; several keyspaces
+are committed one after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from koinon.spark.writing.planning import Field, plan_rows
 from koinon.spark.writing.tasks import run_task
 
 TASKS = 2
-"""Attempts that stage side by side; each holds one file and a lot of rows in memory."""
+"""Tasks that stage side by side; each holds one file and a lot of rows in memory."""
 LOOK_EVERY_S = 0.2
 FIELDS: Sequence[Field] = (("key", "binary"), ("value", "binary"), ("expires_at", "timestamp"))
 
@@ -44,8 +44,8 @@ class MakesOptions(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RestoredKeyspace:
-    """One keyspace of the backup, and the keyspace that it is restored into. ``overwrite``: what is
-    there and not in the backup is deleted.
+    """One keyspace of the backup, and the keyspace that it is restored into. ``overwrite``: rows
+    there that the backup lacks are deleted.
     """
 
     part: KeyspacePart
@@ -55,26 +55,26 @@ class RestoredKeyspace:
 
 @dataclass(kw_only=True)
 class RestoreProgress:
-    """How far a restore is. Written by several threads under ``lock``."""
+    """Counts of a running restore. Several threads write it under ``lock``."""
 
     rows_total: int = 0
     rows: int = 0
     bytes: int = 0
     expired: int = 0
-    """Rows whose time was over by now: they are not restored."""
+    """Rows that have expired since the backup; they are not restored."""
     restored: list[str] = field(default_factory=list)
-    """The keyspaces that are readable, by their new names."""
+    """The keyspaces that are readable by now, by their new names."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(kw_only=True)
 class RestoreJob:
-    """Restores these keyspaces of a backup.
+    """The restore of some keyspaces of a backup.
 
     Attributes:
-        on_progress: called some times a second.
-        stopped: asked as often; once it says so, and nothing is committed yet, KeyboardInterrupt is
-            raised.
+        on_progress: called several times a second.
+        stopped: asked several times a second; once it returns True, and no keyspace is committed
+            yet, KeyboardInterrupt is raised.
     """
 
     destination: Destination
@@ -86,12 +86,12 @@ class RestoreJob:
     progress: RestoreProgress = field(default_factory=RestoreProgress)
 
     def run(self) -> RestoreProgress:
-        """Restore.
+        """Restore the keyspaces; return the final counts.
 
         Raises:
             BackupDamagedError: a file is missing or altered; nothing was restored.
             KoinonError: the cluster refused, or did not serve in time; ``progress.restored`` names
-                what is readable all the same.
+                the keyspaces that are readable nevertheless.
         """
         if faults := first_faults(self.destination, self.manifest):
             more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -125,7 +125,7 @@ class RestoreJob:
         )
 
     def _stage(self, job: Job, files: Sequence[FilePart]) -> list[TaskReport]:
-        """Stage all rows of the files; return what they are committed by."""
+        """Stage all rows of the files; return the tasks' reports, which the commit needs."""
         left: queue.SimpleQueue[FilePart] = queue.SimpleQueue()
         for part in files:
             left.put(part)
@@ -154,7 +154,7 @@ class RestoreJob:
                 raise KeyboardInterrupt
 
     def _batches(self, left: queue.SimpleQueue[FilePart], ended: threading.Event) -> Iterator[Any]:
-        """Yield the live rows of files that no other task has taken."""
+        """Yield the unexpired rows of files that no other task has taken."""
         while not ended.is_set():
             try:
                 part = left.get_nowait()
@@ -172,7 +172,7 @@ class RestoreJob:
                 yield live
 
     def _live(self, batch: Any) -> Any:
-        """Return the key, the value and the expiry of rows that have not expired."""
+        """Return the key, value and expiry columns of the rows that have not expired."""
         rows = batch.select(["key", "value", "expires_at"])
         if not rows.num_rows or rows.column(2).null_count == len(rows):
             return rows

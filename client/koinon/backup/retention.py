@@ -1,6 +1,6 @@
-"""Decides which backups stay. Pure.
+"""Decides which backups are kept. Pure.
 
-All backups are whole in themselves, so each can go alone.
+Every backup is complete in itself, so each can be deleted alone.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from datetime import UTC, datetime
 from koinon.backup.destination import Found
 
 UNFINISHED_S_MAX = 24 * 3600.0
-"""After this time without a new file an unfinished backup counts as given up."""
+"""The age of its newest file, in seconds, from which an unfinished backup counts as abandoned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruning:
-    """The backups that go, and those that stay with the reason for it."""
+    """The backups to delete, and the backups to keep with the reason for each."""
 
     gone: tuple[Found, ...]
     kept: tuple[tuple[Found, str], ...]
 
 
 def prune(found: Sequence[Found], *, keep_last: int, keep_daily: int, now_s: float) -> Pruning:
-    """Return which backups go: those that are neither among the ``keep_last`` newest nor the newest
-    of one of the ``keep_daily`` newest days (UTC) that have any; and unfinished ones that nobody
-    works on. What cannot be read stays, for somebody to look at.
+    """Decide which backups to delete: finished ones that are neither among the ``keep_last`` newest
+    nor the newest of one of the ``keep_daily`` newest days (UTC) with a backup, and abandoned
+    unfinished ones. A backup whose manifest cannot be read is kept, for an operator to look at.
 
     Args:
-        found: the oldest first.
-        now_s: Unix time.
+        found: all backups, the oldest first.
+        now_s: Unix seconds.
     """
     good = [backup for backup in reversed(found) if backup.manifest is not None]
     newest_of_day: dict[str, Found] = {}

@@ -1,5 +1,5 @@
-"""The ``koinon`` command, which ``koinon_command`` starts. What it needs beyond the client comes
-with the ``[cli]`` extra.
+"""The ``koinon`` command, which ``koinon_command`` starts. Its dependencies beyond the client's
+come with the ``[cli]`` extra.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 def command_line() -> Callable[[], None]:
-    """Import the command that this process was started with, and return what runs it."""
+    """Import the command named in ``sys.argv``; return a function that runs it."""
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(

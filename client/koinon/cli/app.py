@@ -1,4 +1,6 @@
-"""The command tree. A command's module is imported when it is called, or when all are listed."""
+"""The command tree. A command's module is imported when the command is called, or when all commands
+are listed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ MODULES = {
     "koinon.cli.web_console": ("console",),
     "koinon.cli.bench": ("bench",),
 }
-"""The modules that have commands (in their ``app``), in the order of the list of commands."""
+"""The modules with commands (in their ``app``), in the order of the list of commands."""
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
 PASSED_THROUGH = {
@@ -78,12 +80,12 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Keep the common options that were given before the command's name."""
+    """Keep the common options that precede the command's name."""
     context.obj = context.params
 
 
 def _comes_first(context: typer.Context) -> None:
-    """Refuse a command that is in the list of commands only: ``run`` hands it over unparsed."""
+    """Refuse options before a command of another package: ``run`` passes it on unparsed."""
     name = context.info_name
     output.problem(
         f"'{name}' takes its own options only, after its name\n  'koinon {name} --help' lists them."
@@ -129,7 +131,7 @@ def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
 
 
 def command_line() -> Callable[[], NoReturn]:
-    """Return what runs the command that this process was started with."""
+    """Return a function that runs the command named in ``sys.argv``."""
     protect_streams(drop_messages=True)
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PASSED_THROUGH:
@@ -140,8 +142,8 @@ def command_line() -> Callable[[], NoReturn]:
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run the command and end the process. A command that fails has its own exit code, even if its
-    output fails as well; one that did its work ends with another where the output failed.
+    """Run the command and end the process. The exit code of a failed command stands even if its
+    output fails too; a command that succeeded exits with another code if its output failed.
     """
     code: Any = 0
     try:
@@ -159,7 +161,9 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _become(module: str, arguments: list[str]) -> None:
-    """Replace this process by the other package's, so that signals and exit codes are its own."""
+    """Replace this process by the other package's, which then handles its own signals and exit
+    codes.
+    """
     from koinon.local.servers import missing_for_servers
 
     if missing := missing_for_servers():

@@ -1,4 +1,4 @@
-"""A workload that says what one client process gets out of a running cluster.
+"""A workload that measures the throughput and latency of one client process on a running cluster.
 
 Keys begin with ``bench:`` and are deleted at the end. Figures are rows (or operations) per second;
 latencies are milliseconds.
@@ -34,7 +34,7 @@ ConnectAsync = Callable[[], Awaitable[AsyncClient]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measure:
-    """One figure; the latencies are of single operations, where those were measured."""
+    """One figure. The latencies are of single operations, in the steps that measure them."""
 
     rows_per_s: float
     p50_ms: float | None = None
@@ -58,10 +58,10 @@ def measure(
     *,
     timeout_ms: int = TIMEOUT_MS,
 ) -> Report:
-    """Measure for about ``seconds`` a step.
+    """Measure for about ``seconds`` in each step.
 
     Args:
-        progress: called with the name of each of the ``STEPS`` steps before it.
+        progress: called with the name of each of the ``STEPS`` steps before it begins.
     """
     report = Report()
     keys = [b"bench:" + os.urandom(5).hex().encode() for _ in range(KEYS)]
@@ -109,7 +109,7 @@ def _run_steps(
 
 
 def _put_many(client: Client, keys: list[bytes], value: bytes, seconds: float) -> Measure:
-    """Durable puts, as many batches in flight as the client allows itself."""
+    """Measure durable puts, with as many batches in flight as the client allows."""
     rows, began = 0, time.perf_counter()
     while (took := time.perf_counter() - began) < seconds:
         result = client.put_many([(key, value) for key in keys])
@@ -147,7 +147,7 @@ async def _get_many_side_by_side(
             spans.append(time.perf_counter() - start)
 
     async with await connect_async() as client:
-        await client.get_many(keys[:100])  # the connections are there
+        await client.get_many(keys[:100])  # warm-up: the connections are open from here on
         began = time.perf_counter()
         await asyncio.gather(*[work(client, began + seconds) for _ in range(READERS)])
         return _measure(rows, time.perf_counter() - began, spans)
@@ -170,7 +170,7 @@ async def _tasks(
             spans.append(time.perf_counter() - start)
 
     async with await connect_async() as client:
-        await client.get_many(keys[:100])  # the connections are there
+        await client.get_many(keys[:100])  # warm-up: the connections are open from here on
         began = time.perf_counter()
         await asyncio.gather(
             *[work(client, keys[task::TASKS], began + seconds) for task in range(TASKS)]

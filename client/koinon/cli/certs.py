@@ -1,4 +1,4 @@
-"""certs: a cluster's certificate authority, and the identity files of who takes part in it."""
+"""certs: a cluster's certificate authority, and the identity files of its servers and users."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _file(path: Path) -> FileAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemAnswer:
-    """A thing that is wrong with a file."""
+    """One problem of a file."""
 
     fault: str
     text: str
@@ -138,7 +138,7 @@ class ProblemAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedFile:
-    """A file that was checked; the first fields are None where it is no identity file."""
+    """A file that was checked; the first fields are None if it is no identity file."""
 
     path: str
     who: str | None
@@ -165,9 +165,9 @@ def ca(
 ) -> Reply:
     """Make a certificate authority: ca.pem and ca.key in a directory that only you can read.
 
-    Who has ca.key can be anybody in the cluster: keep the directory on a machine that runs none of
-    the cluster, and in a backup. Only the files that 'koinon certs node' and the like make go to
-    servers and users.
+    Whoever has ca.key can pose as any server or user of the cluster: keep the directory on a
+    machine that runs no part of the cluster, and in a backup. Only the files that 'koinon certs
+    node' and the like make go to servers and users.
     """
     made = Authority.create(directory, now=_now(), days=days)
     path = directory / authorities.CERTIFICATE_FILE
@@ -194,7 +194,7 @@ class Issue:
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False
 
     def files_of(self, identities: list[Identity], *notes: str) -> Reply:
-        """Make the files; all of them or, if one exists, none."""
+        """Make an identity file for each identity; none at all if one of the files exists."""
         authority = Authority.open(self.place)
         paths = _paths_of(identities, self.out or self.place)
         for path in () if self.force else paths:
@@ -218,7 +218,7 @@ def _paths_of(identities: list[Identity], out: Path) -> list[Path]:
 
 
 def _written(what: str, paths: list[Path], *notes: str) -> Reply:
-    """Return the list of the files that were written."""
+    """Return a reply that lists the written files."""
     found = [_file(path) for path in paths]
     lines = [
         f"{file.path}: {file.certificate.who}, until {file.certificate.expires:%Y-%m-%d}"
@@ -252,7 +252,7 @@ def coordinator(
     host: Hosts = None,
     issue: Issue,
 ) -> Reply:
-    """Make identity files of coordinators. NAME is what 'koinon coordinator --id' is told."""
+    """Make identity files of coordinators. NAME is the --id of 'koinon coordinator'."""
     return issue.files_of(_servers(Kind.COORDINATOR, name, host))
 
 
@@ -269,7 +269,7 @@ def node(
     host: Hosts = None,
     issue: Issue,
 ) -> Reply:
-    """Make identity files of nodes. NAME is what 'koinon node --id' is told."""
+    """Make identity files of nodes. NAME is the --id of 'koinon node'."""
     return issue.files_of(_servers(Kind.NODE, name, host))
 
 
@@ -285,7 +285,7 @@ def user(
     *,
     issue: Issue,
 ) -> Reply:
-    """Make identity files of users. What a user may do is said by roles; root may do everything."""
+    """Make identity files of users. Roles say what a user may do; root may do everything."""
     identities = [Identity(kind=Kind.USER, name=each) for each in _once(name)]
     warning = "root may do everything in the cluster, always: give its file to nobody else"
     return issue.files_of(identities, *[warning] * (ROOT in name))
@@ -297,7 +297,9 @@ def client(
     *,
     issue: Issue,
 ) -> Reply:
-    """Make the identity file of programs that show a token: it names no one; one serves all."""
+    """Make the identity file for programs that show a token. It names no user; all programs may
+    share it.
+    """
     return issue.files_of([Identity(kind=Kind.CLIENT)])
 
 
@@ -339,7 +341,9 @@ def renew(
 
 
 def _targets(paths: list[Path] | None, place: Path) -> list[Path]:
-    """The identity files that are meant; none where none are named, and the authority has none."""
+    """Return the identity files that the paths name, or if none are given, those of the authority's
+    directory.
+    """
     if paths:
         return files.identity_files(paths)
     try:
@@ -360,7 +364,8 @@ def trust(
         ),
     ] = DEFAULT_AUTHORITY,
 ) -> Reply:
-    """Let identity files trust exactly the authorities of a ca.pem, and keep key and certificate.
+    """Let identity files trust exactly the authorities of a ca.pem; their keys and certificates
+    stay.
 
     This is how files that are not beside the authority follow 'rotate-ca add' and 'drop'.
     """
@@ -380,8 +385,8 @@ def add_authority(
 ) -> Reply:
     """First step: make a new authority beside the old one, and let identity files trust both.
 
-    The old one goes on issuing. The next step is for when every server and every client has its
-    new file: until then, some would refuse who is renewed.
+    The old authority still issues. Take the next step when every server and every client has its
+    new file: earlier, some of them would refuse the renewed certificates.
     """
     authority = Authority.open(place)
     targets = _targets(paths, place)
@@ -403,7 +408,8 @@ def issue_anew(
 ) -> Reply:
     """Second step: let the new authority issue, and renew identity files by it.
 
-    The old one's key is deleted. Files that the new one has issued already stay as they are.
+    The old authority's key is deleted. Files that the new authority has already issued stay as they
+    are.
     """
     authority = Authority.open(place)
     targets = _targets(paths, place)
@@ -420,8 +426,8 @@ def drop_authority(
 ) -> Reply:
     """Third step: let identity files trust the new authority alone.
 
-    A certificate of the old one is refused from then on, so this is for when every server and
-    every client has been renewed.
+    Certificates of the old authority are refused from then on, so take this step when every server
+    and every client has been renewed.
     """
     targets = _targets(paths, place)
     Authority.open(place).drop_predecessor(targets)
@@ -435,7 +441,7 @@ def _next_step(command_line: str) -> str:
     )
 
 
-# --- looking -------------------------------------------------------------------------------------
+# --- checking ------------------------------------------------------------------------------------
 
 
 @command(
@@ -445,7 +451,7 @@ def _next_step(command_line: str) -> str:
     connects=False,
 )
 def show(session: Session, path: Annotated[Path, typer.Argument(metavar="FILE")]) -> Reply:
-    """Show what an identity file, or a ca.pem, says. It shows nothing of the key."""
+    """Show the content of an identity file or a ca.pem. The private key is not shown."""
     found = _file(path)
     trusted = Table(TRUSTED, found.trusted)
     if found.certificate is None:
@@ -493,8 +499,9 @@ def check(
 ) -> Reply:
     """Check identity files, and in directories all certificates and keys.
 
-    Exit code 1 if one has expired or is about to, has another certificate's key, is of no
-    authority that it holds, or can be read by others. 2 if a file cannot be read.
+    Exit code 1 if a certificate has expired or is about to, belongs to another key, comes from an
+    authority that its file does not hold, or if others can read a file. Exit code 2 if a file
+    cannot be read.
     """
     reports = inspection.check_paths(paths, now=_now(), soon_days=days)
     found = [_checked(report) for report in reports]

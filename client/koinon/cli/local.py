@@ -1,4 +1,4 @@
-"""up and down: a whole cluster on this machine."""
+"""up and down: start and stop a whole cluster on this machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ DataDir = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The options for what a local cluster consists of."""
+    """The options for the members and settings of a local cluster."""
 
     nodes: Annotated[int | None, typer.Option(min=1, help="Storage nodes (default 3).")] = None
     coordinators: Annotated[
@@ -143,10 +143,10 @@ def up(
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
     ] = False,
 ) -> int | None:
-    """Start a cluster on this machine, each coordinator and node a process of its own.
+    """Start a cluster on this machine, with a process for each coordinator and node.
 
     Without --detach it runs until Ctrl-C. The data stays: 'up' on the same directory brings the
-    same cluster back, at the same addresses, and starts whichever of its members do not run.
+    same cluster back, at the same addresses, and starts those of its members that are not running.
     """
     directory = data_directory(data)
     asked = {name.name: getattr(shape, name.name) for name in fields(shape)}
@@ -230,7 +230,7 @@ HINTS = (Column("", lambda row: Styled(row[0], "dim")), Column("", itemgetter(1)
 
 
 def _hints(cluster: LocalCluster, *, detach: bool) -> list[tuple[str, str]]:
-    """Return how to use the cluster and how to stop it."""
+    """Return pairs of a purpose and a command: how to use the cluster, and how to stop it."""
     ours = shlex.quote(str(cluster.data_dir))
     elsewhere = cluster.data_dir != default_data_dir().resolve()
     known = not elsewhere or os.environ.get(DATA_VARIABLE) == str(cluster.data_dir)
@@ -249,7 +249,7 @@ def _hints(cluster: LocalCluster, *, detach: bool) -> list[tuple[str, str]]:
 
 
 def _guests(cluster: LocalCluster) -> Iterator[tuple[str, str]]:
-    """Yield how programs other than ours reach the cluster."""
+    """Yield pairs of a program and a command or address: how other programs reach the cluster."""
     file = shlex.quote(cluster.tls_bundle)
     redis, web = ("rediss", "https") if cluster.tls_bundle else ("redis", "http")
     options = f" --tls --cacert {file} --cert {file} --key {file}" if cluster.tls_bundle else ""
@@ -285,7 +285,7 @@ def _warn_of_few_nodes(status: ClusterStatus) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberAnswer:
-    """One process of the cluster; addresses are '' where it has no such port."""
+    """One process of the cluster; an address is '' if the process has no such port."""
 
     address: str
     pid: int | None
@@ -296,7 +296,7 @@ class MemberAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class UpAnswer:
-    """A local cluster that runs."""
+    """A running local cluster."""
 
     data: str
     coordinators: str
@@ -328,7 +328,7 @@ def _up_answer(cluster: LocalCluster, status: StatusAnswer) -> UpAnswer:
 
 
 def _watch(cluster: LocalCluster, stopping: StopSignals) -> None:
-    """Stay until told to stop; say when a member dies."""
+    """Wait until a signal asks to stop; report each member that dies."""
     down: set[str] = set()
     while not stopping.wait(WATCH_S):
         states = cluster.states

@@ -1,4 +1,4 @@
-"""console: the cluster as a page in a browser."""
+"""console: serves the cluster as a page in a browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """The options for who reaches the console."""
+    """The options for the console's address and access."""
 
     listen: Annotated[
         str,
@@ -85,11 +85,10 @@ def console(
         float, typer.Option(min=0.2, max=60.0, help="Poll the cluster every so many seconds.")
     ] = 1.0,
 ) -> None:
-    """Serve a page that shows the cluster in a browser: partitions, nodes, where a key is, what has
-    changed.
+    """Serve a page that shows the cluster in a browser: partitions, nodes, the place of a key, and
+    recent changes.
 
-    The page changes nothing. It shows what the user may see whom the console connects as. Ctrl-C
-    ends it.
+    The page changes nothing. It shows what the console's own user may see. Ctrl-C ends it.
     """
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise RefusedError(

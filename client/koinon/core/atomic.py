@@ -1,4 +1,4 @@
-"""An atomic batch: its operations, checked as they are added, and the fate of its commit."""
+"""An atomic batch: its operations, checked as they are added, and the outcome of its commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OperationName = Literal["check", "put", "delete", "increment"]
 
 
 class Operation(NamedTuple):
-    """One operation; the fields that its name has no use for are empty."""
+    """One operation of a batch; fields that its kind does not use are empty."""
 
     name: OperationName
     key: bytes
@@ -86,15 +86,15 @@ class Operations:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitReply:
-    """``CommitBatchResponse``, with the results as their caller is told them."""
+    """``CommitBatchResponse``, with the results in the form that the caller gets."""
 
     version: int
     results: Sequence[int | bool | None]
 
 
 class CommitOperation(RowsOperation[CommitReply]):
-    """The commit of a batch: one row, the routing key. It is sent again only where nothing of it
-    was applied; an attempt of unknown fate ends it.
+    """The commit of a batch: one row, whose key is the routing key. It is retried only if nothing
+    of it was applied; an attempt of unknown fate ends it.
     """
 
     write = True

@@ -1,8 +1,8 @@
-"""Joins concurrent single operations to one node into one request.
+"""Joins concurrent single operations on one node into requests.
 
 A ``NodeQueue`` holds the single reads, writes or updates bound for one node. While fewer than
-``singles_in_flight`` batches are in flight the next is sent at once; meanwhile operations queue up
-and form it. There is no timer: an operation alone in its queue never waits. The driver bounds the
+``singles_in_flight`` batches are in flight, the next is sent at once; otherwise operations queue up
+and form it. There is no timer: an operation alone in its queue never waits. The driver limits the
 operations under way in total (``max_pending``).
 """
 
@@ -54,7 +54,8 @@ _READS = frozenset((Kind.GET, Kind.GET_ENTRY, Kind.EXISTS))
 _UPDATES = frozenset((Kind.INCREMENT, Kind.TOUCH, Kind.GET_OR_PUT))
 
 
-_GET_ENTRY, _PUT = Kind.GET_ENTRY, Kind.PUT  # attributes of an Enum are slow
+# members as globals: attribute access on an Enum is slow
+_GET_ENTRY, _PUT = Kind.GET_ENTRY, Kind.PUT
 
 
 @dataclass(slots=True, eq=False)
@@ -67,18 +68,20 @@ class PendingOperation(Exchange):
     _: KW_ONLY
     keyspace_id: int = 0
     ttl_ms: int | None = None
-    by: int = 0  # of an increment
+    by: int = 0  # the summand of an increment
     if_version: int | None = None
     retry_unknown: bool = False
     durability: Durability = "all_in_sync"
-    attempt: int = 0  # refusals since it was sent first, or since its partition had news
-    maybe_applied: bool = False  # an attempt of this write had no answer
-    last_error: KoinonError | None = None  # why it waits to go again
-    expired: bool = False  # its deadline has passed before it ended
-    waits_in: Deferred | None = None  # while it waits to go again: only this one may resume it
+    attempt: int = 0  # refusals since its first attempt, or since its partition last changed
+    maybe_applied: bool = False  # an attempt of this write had no reply
+    # the error of its last attempt, for which it waits to be retried
+    last_error: KoinonError | None = None
+    expired: bool = False  # its deadline passed before it ended
+    # the group in which it waits for a retry; only this group may resume it
+    waits_in: Deferred | None = None
     on_done: Callable[[PendingOperation], None] | None = None
     """Called once, at the end, unless the operation was abandoned before."""
-    waiter: Any = None  # the driver's, as are its places among the deadlines
+    waiter: Any = None  # the driver's own, like ``due``, its place among the deadlines
     due: Any = None
 
     @property
@@ -87,7 +90,7 @@ class PendingOperation(Exchange):
 
     @property
     def update(self) -> bool:
-        """True if its effect depends on the record that is there."""
+        """True if its effect depends on the existing record."""
         return self.kind in _UPDATES
 
     @property
@@ -98,8 +101,8 @@ class PendingOperation(Exchange):
         return self.retry_unknown and self.if_version is None and not self.update
 
     def resume(self, deferred: Deferred) -> bool:
-        """End the wait of one attempt; return False if the operation does not wait in it any more:
-        it has ended, or was resumed before and is in a later attempt.
+        """End the wait for a retry; return False if the operation no longer waits in this group: it
+        has ended, or was resumed before and is in a later attempt.
         """
         if self.done or self.waits_in is not deferred:
             return False
@@ -135,7 +138,7 @@ class PendingOperation(Exchange):
         self.fail(self.last_error or queued, timed_out_ms=self.timeout_ms)
 
     def abandon(self) -> None:
-        """The caller is gone. A batch that holds the operation goes on without it."""
+        """Note that the caller is gone. A batch that holds the operation continues without it."""
         self.done = True
 
     def _end(self) -> None:
@@ -145,8 +148,8 @@ class PendingOperation(Exchange):
 
 
 class NodeQueue:
-    """The single reads for one node in one keyspace, or its single writes or updates of one
-    durability: a batch has one.
+    """The queued single reads for one node in one keyspace, or the single writes or updates of one
+    durability: each batch holds only one of these.
     """
 
     def __init__(
@@ -163,8 +166,9 @@ class NodeQueue:
         self.write = write  # updates are writes, too
         self.update = update
         self.durability = durability
-        self.in_flight = 0  # batches; counted by the driver
-        self.rows_max = rows_max  # of the next batch; less than the option after a large reply
+        self.in_flight = 0  # number of batches in flight; the driver counts it
+        # rows of the next batch; below the option's value after a large reply
+        self.rows_max = rows_max
         self.flush_due = False  # the driver has scheduled a flush
         self._queue: deque[PendingOperation] = deque()
         self._options = (rows_max, bytes_max)
@@ -175,8 +179,8 @@ class NodeQueue:
     def add(self, single: PendingOperation) -> None:
         self._queue.append(single)
 
-    def take(self) -> list[PendingOperation]:
-        """Return the next batch, whose operations now count as sent; it may be empty."""
+    def next_batch(self) -> list[PendingOperation]:
+        """Remove and return the next batch; its operations count as sent. It may be empty."""
         batch: list[PendingOperation] = []
         queue, bytes_left = self._queue, self._options[1]
         while queue and len(batch) < self.rows_max:
@@ -190,13 +194,13 @@ class NodeQueue:
         return batch
 
     def drain(self) -> list[PendingOperation]:
-        """Return all that is queued: the node cannot be reached, they go elsewhere."""
+        """Remove and return all queued operations, for another node: this one cannot be reached."""
         waiting = [single for single in self._queue if not single.done]
         self._queue.clear()
         return waiting
 
     def on_reply_size(self, batch_rows: int, too_large: bool) -> None:
-        """Adapt the rows of a batch to values so large that a reply broke the message bound."""
+        """Adapt the rows of a batch to values so large that a reply exceeded the message limit."""
         if too_large:
             self.rows_max = max(1, batch_rows // 2)
         elif self.rows_max < self._options[0]:
@@ -204,13 +208,13 @@ class NodeQueue:
 
 
 Failed = list[tuple[PendingOperation, KoinonError]]
-"""Operations, each with the error that its last attempt came to."""
+"""Operations, each with the error of its last attempt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deferred:
-    """Operations that wait for news of the table, at the latest for ``again.delay_s``. Each knows
-    the one that it waits in, so resuming an older one does nothing.
+    """Operations that wait for a newer table, for ``again.delay_s`` at most. Each operation knows
+    its latest group, so resuming an older group does nothing.
     """
 
     singles: list[PendingOperation]
@@ -230,7 +234,9 @@ def settle_singles(
     router: Router,
     policy: RetryPolicy,
 ) -> list[Deferred]:
-    """Settle a batch by its outcome; return the operations to send again, grouped by when."""
+    """End the operations of a batch according to its outcome; return the operations to retry,
+    grouped by the time of the retry.
+    """
     refused: dict[int, KoinonError] = {}
     by_row: dict[int, KoinonError] = {}
     whole: KoinonError | None = None
@@ -266,8 +272,8 @@ def settle_singles(
 def _denied_alone(
     batch: Sequence[PendingOperation], error: PermissionDeniedError
 ) -> dict[int, KoinonError]:
-    """Return each operation's own error, by row: a request with a key that its caller may not touch
-    is refused whole, and operations share one by chance.
+    """Return each operation's own error, by row. A request is refused whole if its caller may not
+    access one of the keys, and operations share a request only by chance.
     """
     denied = set(error.rows)
     return {
@@ -277,7 +283,9 @@ def _denied_alone(
 
 
 class _AlongError(NotSentError):
-    """An operation was refused for what shared its request. It goes again at once."""
+    """The error of an operation that was refused because of other keys in its request. It is
+    retried at once.
+    """
 
     def __init__(self) -> None:
         super().__init__(reason="shared a request with keys that are refused")
@@ -297,8 +305,8 @@ def _retry_all(
     failed: Failed, batch_rows: int, revision: int, policy: RetryPolicy
 ) -> list[Deferred]:
     """Fail or defer each operation. Deferred operations wait together, for the longest of their
-    delays. Operations over a quota wait apart: together they would come back when there is room for
-    a few, and leave the rest of the time unused.
+    delays. Operations over a quota wait apart: if they came back together, there would be room for
+    a few of them only, and none would use the quota afterwards.
     """
     again: list[PendingOperation] = []
     apart: dict[tuple[int, float], list[PendingOperation]] = {}
@@ -326,7 +334,7 @@ def _retry(
     batch_rows: int,
     policy: RetryPolicy,
 ) -> RetryAfter | None:
-    """Note the error on the operation; return when to send it again, or fail it and return None."""
+    """Record the error; fail the operation and return None, or return when to retry it."""
     if single.done:
         return None
     single.sent = False

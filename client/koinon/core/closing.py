@@ -1,4 +1,4 @@
-"""Objects that are closed at the end of a ``with``."""
+"""A base class for contexts that end by ``close``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Closing:
-    """A context that ends by ``close``."""
+    """A context that calls ``close`` at its end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything that is held."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self

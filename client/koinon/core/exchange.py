@@ -1,4 +1,4 @@
-"""Exchanges of one command and one reply: single operations, and what is asked for by a message."""
+"""Exchanges of one command and one reply: single operations, and requests sent as one message."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from koinon_proto.contract.errors import KoinonError, UnknownFateError
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange:
-    """One command and its outcome: a reply, an error, or the end of its time."""
+    """One command and its outcome: a reply, an error, or a timeout."""
 
     deadline: float  # by the driver's clock
-    timeout_ms: int  # what the deadline was made of, for messages
-    value: bytes = b""  # the bytes that it brings to the node, but for its key
-    request: Any = None  # the id that it was sent under, whose ``name`` is told of its error
-    sent: bool = False  # its batch is under way, or its command
-    sent_at: float = 0.0  # by the driver's clock; of a command
+    timeout_ms: int  # the timeout behind the deadline, for messages
+    value: bytes = b""  # the bytes sent to the node, without the key
+    request: Any = None  # the id of the request; its ``name`` is called with the error
+    sent: bool = False  # its batch or its command is in flight
+    sent_at: float = 0.0  # when its command was sent, by the driver's clock
     revision: int = 0  # of the routing under which its command was sent
     done: bool = False  # ended, or abandoned
     result: Any = None
-    error: KoinonError | None = None  # what it ended with
+    error: KoinonError | None = None  # the error that ended it
 
     @property
     def write(self) -> bool:
@@ -31,8 +31,8 @@ class Exchange:
         return False
 
     def begin_attempt(self) -> bool:
-        """Claim the exchange for the request that is about to leave; return False if it must not
-        go along, because it has ended, or because a request for it is under way.
+        """Claim the exchange for the request that is about to be sent; return False if it must not
+        be part of it: it has ended, or is already in flight.
         """
         if self.done or self.sent:
             return False
@@ -40,17 +40,17 @@ class Exchange:
         return True
 
     def succeed(self, result: Any) -> None:
-        """The reply has come."""
+        """End the exchange with the result of its reply."""
         self.result = result
         self.done = True
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """End the exchange: its deadline has passed."""
         self.done = True
 
 
 class Command(Enum):
-    """The commands that bring a message of ``v1/kv.proto``, and answer with one."""
+    """The commands that carry a message of ``v1/kv.proto`` and get one in reply."""
 
     GET_MANY = b"KOINON.GETMANY"
     SCAN = b"KOINON.SCAN"
@@ -59,8 +59,8 @@ class Command(Enum):
 @final
 @dataclass(slots=True, eq=False, kw_only=True)
 class PendingMessage(Exchange):
-    """One attempt at reads of many rows, or at a page of a scan. ``value`` is the message that asks
-    for it, serialized, as is the ``result``. If it ends with neither a result nor an error, it was
+    """One attempt at reading many rows, or at a page of a scan. ``value`` is the serialized
+    request, ``result`` the serialized reply. If it ends with neither a result nor an error, it was
     not sent.
     """
 
@@ -76,7 +76,7 @@ class PendingMessage(Exchange):
         self.end(UnknownFateError(reason=f"no answer within {self.timeout_ms} ms"))
 
     def end(self, error: KoinonError | None) -> None:
-        """End it, with this error if there is one; once it has ended nothing changes it."""
+        """End it, with this error if there is one. Once ended, it does not change."""
         if self.done:
             return
         self.done, self.error = True, error

@@ -1,4 +1,4 @@
-"""The values of change feeds: changes, batches of them, and positions, which have a text."""
+"""The values of change feeds: changes, batches of changes, and a reader's positions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any, Final, NamedTuple
 from koinon_proto.contract.errors import InvalidArgumentError
 
 _FORMAT: Final = "koinon-feed-1."
-_TEXT_BYTES_MAX = 64 * 1024 * 1024  # of what a text unpacks to
+_TEXT_BYTES_MAX = 64 * 1024 * 1024  # the limit on the decompressed text of positions
 _SEQUENCE_MAX = 2**64 - 1
 
 
 class PartitionPosition(NamedTuple):
-    """All changes through ``sequence`` were seen; with a ``bound``, those above and through that
-    as well of keys through ``after_key``.
+    """A reader's position in one partition: it has seen all changes through ``sequence``. In a
+    backfill (``bound`` not 0) it has also seen the changes above ``sequence`` and through ``bound``
+    of the keys through ``after_key``.
     """
 
     sequence: int = 0
@@ -29,19 +30,19 @@ class PartitionPosition(NamedTuple):
 
 
 FROM_NOW = PartitionPosition(_SEQUENCE_MAX)
-"""Where a partition stands when it is opened."""
+"""The position that stands for the partition's last sequence at the time its stream opens."""
 
 
 @dataclass(frozen=True)
 class FeedPositions:
-    """The changes that a feed's reader has seen, by partition, in one keyspace of one cluster.
-    ``str`` gives a text of printable ASCII without spaces, and ``parse`` takes that back.
+    """A feed reader's position in each partition, in one keyspace of one cluster. ``str`` gives
+    printable ASCII without spaces, which ``parse`` reads.
     """
 
     cluster_id: str
     keyspace_id: int
     partitions: Mapping[int, PartitionPosition]
-    """A partition that is not here begins with a snapshot."""
+    """A partition that is missing here begins with a snapshot."""
 
     def __str__(self) -> str:
         rows = [
@@ -57,13 +58,13 @@ class FeedPositions:
 
     @classmethod
     def parse(cls, text: str) -> FeedPositions:
-        """Return the positions that a text stands for.
+        """Parse the text that ``str`` gave.
 
         Raises:
-            InvalidArgumentError: it is no text of positions, or was cut off.
+            InvalidArgumentError: the text does not hold positions, or was cut off.
         """
         if not text.startswith(_FORMAT):
-            raise _not_positions(f"such a text begins with {_FORMAT}")
+            raise _not_positions(f"it does not begin with {_FORMAT}")
         try:
             packed = base64.b64decode(text[len(_FORMAT) :].strip(), b"-_", validate=True)
             unpacking = zlib.decompressobj()
@@ -78,7 +79,7 @@ class FeedPositions:
     def _of(cls, content: Any) -> FeedPositions:
         cluster_id, keyspace_id, rows = content
         if not isinstance(cluster_id, str):
-            raise TypeError("the cluster's id is no text")
+            raise TypeError("the cluster id is not text")
         partitions = {
             _number(p): PartitionPosition(_number(sequence), _number(bound), bytes.fromhex(key))
             for p, sequence, bound, key in rows
@@ -86,13 +87,13 @@ class FeedPositions:
         return cls(cluster_id, _number(keyspace_id), MappingProxyType(partitions))
 
     def without(self, *partition_ids: int) -> FeedPositions:
-        """Return the same but for these partitions, which then begin with a snapshot."""
+        """Return the positions without these partitions, which then begin with a snapshot."""
         left = {p: place for p, place in self.partitions.items() if p not in partition_ids}
         return FeedPositions(self.cluster_id, self.keyspace_id, MappingProxyType(left))
 
     def reaches(self, other: FeedPositions) -> bool:
-        """Return whether all that was seen at ``other``, and newer changes of the same keys, have
-        been seen here: each of its partitions has got at least as far.
+        """Return whether the reader has seen everything that it had seen at ``other``, or newer
+        changes of the same keys: each partition of ``other`` has got at least as far.
         """
         nothing = PartitionPosition()
         return (self.cluster_id, self.keyspace_id) == (other.cluster_id, other.keyspace_id) and all(
@@ -102,7 +103,7 @@ class FeedPositions:
 
 def _number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _SEQUENCE_MAX:
-        raise TypeError(f"{value!r} is no number that may be here")
+        raise TypeError(f"{value!r} is not a number in range")
     return value
 
 
@@ -111,7 +112,7 @@ def _not_positions(why: str) -> InvalidArgumentError:
 
 
 class Change(NamedTuple):
-    """One change of a key, as a feed tells it. ``value`` None: the key was deleted, or expired."""
+    """One change of a key. ``value`` is None if the key was deleted or has expired."""
 
     key: bytes
     value: bytes | None
@@ -121,20 +122,20 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeBatch:
-    """The next changes of a feed, as columns: entry i of each belongs to change i. Iterate over it
-    for changes one by one. It may be empty: a feed gives one at least every second.
+    """The next changes of a feed, as columns: entry i of each column belongs to change i. Iterating
+    yields single changes. A batch may be empty: a feed yields a batch every second at least.
     """
 
     keys: Sequence[bytes]
     values: Sequence[bytes | None]
-    """None: the key was deleted, or expired. ``b""`` of all others, if only keys are wanted."""
+    """None for a key that was deleted or has expired; ``b""`` for all others with ``keys_only``."""
     versions: Sequence[int]
     expires_at_ms: Sequence[int | None]
     positions: FeedPositions
-    """Where to go on once these changes have been dealt with: ``since`` of a later call."""
+    """The positions after these changes: ``since`` of a later feed that is to continue here."""
     caught_up: bool
-    """True once every partition has told all that was there when the feed began, and none is in a
-    backfill again.
+    """True once every partition has delivered all changes that were there when the feed began, and
+    no partition is in a backfill again.
     """
 
     def __len__(self) -> int:

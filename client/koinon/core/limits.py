@@ -1,6 +1,6 @@
-"""The limits of keys, values and arguments, checked at the call, before anything is sent.
+"""The limits of keys, values and arguments, checked in the call before anything is sent.
 
-The checks over columns are C-level passes; the offending row is looked for only once there is one.
+The checks over columns are C-level passes; the bad row is searched for only after a check failed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAGE_ROWS_MAX = (1 << 32) - 1
 
 
 def check_key(key: object) -> bytes:
-    """Return the key as ``bytes``; raise unless it is bytes of a length that the store takes."""
+    """Return the key as ``bytes``; raise unless it is bytes of an allowed length."""
     if type(key) is not bytes:
         key = _as_bytes("key", key)
     if not 0 < len(key) <= MAX_KEY_BYTES:
@@ -27,7 +27,7 @@ def check_key(key: object) -> bytes:
 
 
 def check_value(value: object, max_value_bytes: int) -> bytes:
-    """Return the value as ``bytes``; raise unless it is bytes within the cluster's limit."""
+    """Return the value as ``bytes``; raise unless it is bytes of at most ``max_value_bytes``."""
     if type(value) is not bytes:
         value = _as_bytes("value", value)
     if len(value) > max_value_bytes:
@@ -36,8 +36,8 @@ def check_value(value: object, max_value_bytes: int) -> bytes:
 
 
 def check_key_part(name: str, part: object) -> bytes:
-    """Return what keys begin with, or are compared to, as ``bytes``; raise unless it is bytes, and
-    no longer than a key.
+    """Return a prefix or a bound of keys as ``bytes``; raise unless it is bytes, and no longer than
+    a key.
     """
     if type(part) is not bytes:
         part = _as_bytes(name, part)
@@ -47,9 +47,7 @@ def check_key_part(name: str, part: object) -> bytes:
 
 
 def check_keys(keys: Sequence[object], first_row: int = 0) -> Sequence[bytes]:
-    """Return the keys, each as ``bytes``; raise unless every one is one that the store takes. The
-    error names the row.
-    """
+    """Return the keys as ``bytes``; raise unless every key is valid. The error names the row."""
     if not keys:
         return ()
     checked = _all_bytes("key", keys, first_row)
@@ -63,8 +61,8 @@ def check_keys(keys: Sequence[object], first_row: int = 0) -> Sequence[bytes]:
 def check_values(
     values: Sequence[object], max_value_bytes: int, first_row: int = 0
 ) -> Sequence[bytes]:
-    """Return the values, each as ``bytes``; raise unless every one is within the limit. The error
-    names the row.
+    """Return the values as ``bytes``; raise unless every value is within the limit. The error names
+    the row.
     """
     if not values:
         return ()
@@ -91,7 +89,7 @@ def check_positive(name: str, number: object) -> None:
 
 
 def check_page_rows(page_rows: object) -> None:
-    """Raise unless ``page_rows`` is a number of rows that a request can name."""
+    """Raise unless ``page_rows`` is an int that fits into a request."""
     check_positive("page_rows", page_rows)
     _check_most("page_rows", page_rows, _PAGE_ROWS_MAX)
 
@@ -106,7 +104,7 @@ def check_ttl(ttl_ms: object, name: str = "ttl_ms") -> None:
 
 def check_ttls(ttls: Sequence[object], first_row: int = 0) -> Sequence[int] | None:
     """Return the rows' times to live with 0 for None, or None if no row has one; raise unless each
-    is None or one that ``check_ttl`` takes.
+    is None or valid for ``check_ttl``.
     """
     if all(ttl_ms is None for ttl_ms in ttls):
         return None
@@ -136,7 +134,7 @@ def check_version(if_version: object) -> None:
 
 
 def check_durability(durability: object) -> None:
-    """Raise unless ``durability`` is the name of one."""
+    """Raise unless ``durability`` is the name of a durability."""
     if not isinstance(durability, str):
         raise TypeError(f"durability must be a str, not {type(durability).__name__}")
     if durability not in DURABILITIES:

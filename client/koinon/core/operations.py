@@ -1,9 +1,9 @@
-"""Operations over many rows: routes them, keeps the fate of each, and sends some again.
+"""Operations over many rows: routes the rows, records the outcome of each, and retries some.
 
-A driver takes calls from ``route``, sends each, and hands what came back to ``settle``, which
-stores the results and returns the rows to route again, if any. Rows settle one call at a time:
-a node that is slow or gone holds up no other node's rows. Everything is columns; a row costs no
-object of its own unless it fails.
+A driver takes calls from ``route``, sends each, and hands the outcome to ``settle``, which stores
+the results and returns the rows to route again, if any. Rows settle one call at a time, so a slow
+or dead node delays no other node's rows. Everything is columns; a row costs no object of its own
+unless it fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from koinon.core.routing import PartitionIds, Rows
 
     Failed = list[tuple[Rows, KoinonError]]
-    """Rows, each group with the error that they failed with."""
+    """Rows, each group with the error of its last attempt."""
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
@@ -63,7 +63,7 @@ class UpdateReply:
     """``BatchUpdateResponse`` with its errors as classes."""
 
     results: Sequence[Any]
-    """One a key, as its caller is told it: an int, a bool or bytes."""
+    """The results, one for each key, in the form that callers get: an int, a bool or bytes."""
     refused: dict[int, KoinonError]
     row_errors: dict[int, KoinonError]
 
@@ -73,7 +73,9 @@ class Call:
     """One request to one node: some rows of an operation, as columns."""
 
     address: str
-    """'' where the rows' partitions have no owner: nothing is sent, they are settled as refused."""
+    """The owner's address; '' if the rows' partitions have no owner: nothing is sent, and the rows
+    count as refused.
+    """
     rows: Rows
     """Row numbers within the operation."""
     keys: Sequence[bytes]
@@ -86,19 +88,19 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Leftover:
-    """Rows of a settled call that are to be routed again."""
+    """Rows of a settled call that need another route."""
 
     rows: Rows
     again: RetryAfter
     attempt: int
     revision: int
-    """The routing under which they were refused."""
+    """The revision of the routing under which they were refused."""
     error: KoinonError
-    """The last error, which the rows fail with if they are given up."""
+    """The last error; the rows fail with it if there is no further attempt."""
 
 
 class RowsOperation(ABC, Generic[Reply]):
-    """The common part of reads and writes of many rows: routing, refusals, retries."""
+    """The common part of operations on many rows: routing, refusals, retries."""
 
     idempotent: bool
     write: bool
@@ -113,11 +115,13 @@ class RowsOperation(ABC, Generic[Reply]):
         self.keys = keys
         self.partition_ids = partition_ids
         self.keyspace_id = keyspace_id
-        self.rows_max = len(keys)  # of a call; less after a reply that was too large
+        self.rows_max = len(keys)  # rows of a call; fewer after a reply that was too large
         self._policy = policy
 
     def route(self, routing: Routing, rows: Rows | None = None, attempt: int = 0) -> list[Call]:
-        """Return the calls that carry ``rows`` (None: all) to their owners, in row order."""
+        """Return the calls that carry ``rows`` (None: all) to their owners; rows keep their
+        order.
+        """
         ids = self.partition_ids if rows is None else self.partition_ids[rows]
         calls: list[Call] = []
         for address, inside in routing.group(ids):
@@ -154,7 +158,7 @@ class RowsOperation(ABC, Generic[Reply]):
         return None
 
     def settle(self, call: Call, outcome: Reply | KoinonError, router: Router) -> Leftover | None:
-        """Store the outcome of ``call``; return the rows to send again."""
+        """Store the outcome of ``call``; return the rows to retry."""
         if not isinstance(outcome, KoinonError):
             failed = self._store(call, outcome)
         elif not self.write and len(call.rows) > 1 and isinstance(outcome, ReplyTooLargeError):
@@ -162,7 +166,8 @@ class RowsOperation(ABC, Generic[Reply]):
             return self._leftover(call, call.rows, AT_ONCE, outcome)
         else:
             failed = [(call.rows, outcome)]
-            if isinstance(outcome, PermissionDeniedError):  # it counts the request's rows
+            # the size that the error names is of the request's rows
+            if isinstance(outcome, PermissionDeniedError):
                 outcome.rows = tuple(call.rows[list(outcome.rows)].tolist())
         if not failed:
             return None
@@ -170,7 +175,7 @@ class RowsOperation(ABC, Generic[Reply]):
         return self._settle_failed(call, failed)
 
     def _settle_failed(self, call: Call, failed: Failed) -> Leftover | None:
-        """Give up on rows whose error is final; return the others."""
+        """Fail the rows whose error is final; return the others."""
         import numpy as np
 
         retried: list[Rows] = []
@@ -193,7 +198,7 @@ class RowsOperation(ABC, Generic[Reply]):
 
     @staticmethod
     def _leftover(call: Call, rows: Rows, again: RetryAfter, error: KoinonError) -> Leftover:
-        # A quota lets in some rows of a large call at a time: while it does, nothing backs off.
+        # A quota admits some rows of a large call at a time; while it does, no back-off.
         goes_on = isinstance(error, QuotaExceededError) and len(rows) < len(call.rows)
         return Leftover(
             rows=rows,
@@ -205,19 +210,19 @@ class RowsOperation(ABC, Generic[Reply]):
 
     @abstractmethod
     def _store(self, call: Call, reply: Reply) -> Failed:
-        """Store a reply's rows; return those that failed."""
+        """Store a reply's rows; return the failed ones."""
 
     def _note_unknown(self, rows: Rows) -> None:
-        """Note that the attempt at these rows may have been applied."""
+        """Record that the attempt at these rows may have been applied."""
         del rows
 
     @abstractmethod
     def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
-        """End these rows by this error: they will not be tried again."""
+        """End these rows with this error; they are not retried."""
 
 
 class ReadRows(RowsOperation[ReadReply]):
-    """``get_many`` and ``get_entries``. The first final error is that of the whole read."""
+    """The rows of ``get_many`` and ``get_entries``. The first final error fails the whole read."""
 
     idempotent = True
     write = False
@@ -235,7 +240,9 @@ class ReadRows(RowsOperation[ReadReply]):
         self.want_entries = want_entries
         self.error: KoinonError | None = None
         self.results: list[Any] = []
-        """bytes | None (or Entry | None), in the order of the keys, once all rows are settled."""
+        """bytes | None (or Entry | None) for each key, in the order of the keys, once all rows are
+        settled.
+        """
 
     def _store(self, call: Call, reply: ReadReply) -> Failed:
         found: list[Any]
@@ -266,11 +273,11 @@ class WriteOptions:
     """The options that all rows of one ``*_many`` write share.
 
     Raises:
-        InvalidArgumentError, TypeError: the time to live or the durability is none.
+        InvalidArgumentError, TypeError: the time to live or the durability is invalid.
     """
 
     ttl_ms: int | None = None
-    """Of the rows that name no time to live themselves; None: as the keyspace has it."""
+    """The time to live of rows without one of their own; None: the keyspace's default."""
     if_absent: bool = False
     retry_unknown: bool = False
     """True if an attempt of unknown fate is repeated."""
@@ -282,9 +289,9 @@ class WriteOptions:
 
 
 class WriteRows(RowsOperation[WriteReply]):
-    """The puts, or the deletes, of one chunk; failures are kept row by row. With ``if_absent`` a
-    put leaves a record that is there. Such a chunk may be repeated like any other: the second
-    attempt finds the records that the first has written, and counts them as present.
+    """The puts or the deletes of one chunk; failures are recorded by row. With ``if_absent`` a put
+    leaves an existing record alone. Such a chunk may be repeated like any other: the second attempt
+    finds the records that the first wrote, and counts them as present.
     """
 
     write = True
@@ -298,23 +305,23 @@ class WriteRows(RowsOperation[WriteReply]):
         options: WriteOptions = WriteOptions(),
     ) -> None:
         super().__init__(chunk.keys, partition_ids, policy, keyspace_id)
-        self.values = chunk.values  # None: the rows are deleted
+        self.values = chunk.values  # None: deletes
         self.options = options
         self.idempotent = options.retry_unknown
         self._ttls = chunk.ttls
         self.absent = 0  # deletes that found no record
         self.present: list[int] = []
-        """Rows that found a record, of this operation or of another one."""
+        """Rows whose key already had a record, from this operation or another one."""
         self.failures: dict[int, KoinonError] = {}  # by row
-        self._maybe_applied: set[int] = set()  # rows with an attempt that had no answer
+        self._maybe_applied: set[int] = set()  # rows with an attempt that had no reply
 
     @property
     def deletes(self) -> bool:
         return self.values is None
 
     def ttl_column(self, call: Call) -> Sequence[int]:
-        """Return the times to live of a call's rows, as a request has them: none, or one for all,
-        or one a row; 0 for those that name none.
+        """Return the times to live of a call's rows for a request: none, one for all rows, or one
+        for each row; 0 stands for the default.
         """
         ttl_ms = self.options.ttl_ms
         if self._ttls is None:
@@ -352,16 +359,16 @@ def _rows_of(call: Call, refused: dict[int, KoinonError]) -> Failed:
 
 
 def pick(column: Sequence[Item], rows: Rows) -> Sequence[Item]:
-    """Return the column's entries at ``rows``, in C."""
+    """Return the column's entries at ``rows``, picked in C."""
     if len(rows) == 1:
         return [column[int(rows[0])]]
     return itemgetter(*rows.tolist())(column) if len(rows) else []
 
 
 def attempt_timeout_s(left_s: float, *, write: bool, least_s: float = 1.0) -> float:
-    """Return how long one attempt may take of what is left.
+    """Return the timeout of one attempt, in seconds, out of the time that is left.
 
-    A read that gets no answer can be asked elsewhere, so an attempt takes half of the time that
-    is left; a write cannot, and takes all.
+    A read without a reply can be sent to another node, so an attempt takes half of the time that is
+    left; a write cannot, and takes all of it.
     """
     return left_s if write else min(left_s, max(least_s, left_s / 2))

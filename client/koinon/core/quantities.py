@@ -1,4 +1,4 @@
-"""Durations and sizes, as people write them."""
+"""Parses and formats durations and sizes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of ``500ms``, ``30s``, ``5m``, ``2h`` or ``1d``.
+    """Parse ``500ms``, ``30s``, ``5m``, ``2h`` or ``1d`` as milliseconds.
 
     Raises:
-        ValueError: it is none of these.
-        OverflowError: it is endless.
+        ValueError: the text has another form.
+        OverflowError: the duration is infinite.
     """
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
@@ -24,17 +24,17 @@ def parse_duration_ms(text: str) -> int:
 
 
 def duration_of(ms: int) -> str:
-    """Return the duration as ``parse_duration_ms`` reads it, in the greatest unit that is exact."""
+    """Format a duration for ``parse_duration_ms``, in the greatest unit that is exact."""
     unit = next(unit for unit in reversed(_UNIT_MS) if ms % _UNIT_MS[unit] == 0)
     return f"{ms // _UNIT_MS[unit]}{unit}"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of ``50MB``, ``1GiB``, ``800k`` or ``1048576``.
+    """Parse ``50MB``, ``1GiB``, ``800k`` or ``1048576`` as bytes.
 
     Raises:
-        ValueError: it is none of these.
-        OverflowError: it is endless.
+        ValueError: the text has another form.
+        OverflowError: the size is infinite.
     """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None:

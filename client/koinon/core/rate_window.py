@@ -1,4 +1,4 @@
-"""The growth of a number over the last few seconds."""
+"""The rate of growth of a counter over the last few seconds."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections import deque
 
 
 class RateWindow:
-    """Takes what a number is at one time after the other. Times are arguments, in seconds."""
+    """Computes a counter's rate from its values over time. Times are arguments, in seconds."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._samples: deque[tuple[float, float]] = deque()  # time and number, the oldest first
+        self._samples: deque[tuple[float, float]] = deque()  # time and value, the oldest first
 
     def rate(self, number: float, now: float) -> float | None:
-        """Return the growth per second with what the number is now; None while it is not known."""
+        """Add the counter's present value; return its growth per second, or None if there is no
+        earlier value.
+        """
         samples = self._samples
         samples.append((now, number))
         while len(samples) > 2 and samples[0][0] < now - self._window_s:

@@ -1,10 +1,10 @@
-"""Single operations, reads of many rows, and pages of scans, in the Redis protocol (RESP): commands
-on the wire, and what replies mean.
+"""Single operations, reads of many rows and pages of scans in the Redis protocol (RESP): encodes
+commands and interprets replies.
 
-The commands are our own; docs/protocols.md lists them. A reply comes here as a RESP parser gives
-it: ``bytes``, ``int``, ``None`` or a list of such. An error that the node answered with is whole in
-its line (``-KOINON <the error, base64> <request id>``); any other line that begins with ``-`` is a
-defect of either side.
+The commands are our own; docs/protocols.md lists them. A reply arrives here as a RESP parser
+returns it: ``bytes``, ``int``, ``None`` or a list of these. An error of the node is in one line
+(``-KOINON <the error, base64> <request id>``); any other line that begins with ``-`` is a defect of
+either side.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from koinon.core.node_clock import NodeClock
 from koinon.types import Entry
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 
-_GET_KIND, _ENTRY_KIND = Kind.GET, Kind.GET_ENTRY  # attributes of an Enum are slow
+# members as globals: attribute access on an Enum is slow
+_GET_KIND, _ENTRY_KIND = Kind.GET, Kind.GET_ENTRY
 _PUT_KIND, _DELETE_KIND = Kind.PUT, Kind.DELETE
 _EXISTS_KIND, _INCREMENT_KIND = Kind.EXISTS, Kind.INCREMENT
 _TOUCH_KIND, _GET_OR_PUT_KIND = Kind.TOUCH, Kind.GET_OR_PUT
 
 LEAVING = b"koinon.leaving"
-"""The push by which a node says that it is about to stop."""
+"""The push message by which a node announces that it is about to stop."""
 
 _PROTOCOL = 2
 _REFUSAL = "KOINON "
 _NOT_KNOWN = "ERR unknown command"
 _JOINED_BYTES_MAX = 16 * 1024
-"""Up to so many bytes of a value, copying it is cheaper than a buffer more in a system call."""
+"""Up to this many bytes of a value, copying is cheaper than another buffer in a system call."""
 
 _GET = b"*4\r\n$10\r\nKOINON.GET\r\n$%d\r\n%b\r\n%b%b"
 _ENTRY = b"*4\r\n$12\r\nKOINON.ENTRY\r\n$%d\r\n%b\r\n%b%b"
@@ -52,8 +53,8 @@ _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
 
 def hello(cluster_id: str, keyspace_id: int = DEFAULT_ID, token: str = "") -> bytes:
-    """Return the first command of a connection, whose operations are all in this keyspace; its
-    answer is the node's id and its time (``node_clock.of_welcome``).
+    """Return the first command of a connection, which selects the keyspace of all its operations.
+    The reply has the node's id and its time (``node_clock.of_welcome``).
     """
     arguments = [_number(_PROTOCOL), _bulk(cluster_id.encode()), _number(keyspace_id)]
     if token:
@@ -67,9 +68,9 @@ def command(
     request_id: str,
     clock: NodeClock | None = None,
 ) -> list[bytes]:
-    """Return the command of an operation, or of what a message asks for, as buffers to send one
-    after the other: one, or three where the value is so large that it should not be copied. A write
-    is refused after its deadline by the node's ``clock``, if that is known.
+    """Encode an operation or a message as buffers to send one after the other: one buffer, or three
+    where the value is too large to copy. With a ``clock``, the node refuses a write after its
+    deadline.
     """
     if type(single) is PendingMessage:  # its message has a table version of its own
         message = single.value
@@ -114,10 +115,10 @@ def _buffers(begin: bytes, value: bytes, end: bytes) -> list[bytes]:
 
 
 def result_of(single: PendingOperation | PendingMessage, reply: Any) -> Any:  # noqa: C901 (a case a kind)
-    """Return what the caller is given, by the answer to the operation's command.
+    """Convert the reply to an operation's command into the caller's result.
 
     Raises:
-        ValueError: this is no answer to such a command.
+        ValueError: the reply does not fit the command.
     """
     if type(single) is PendingMessage:
         if type(reply) is bytes:
@@ -147,15 +148,16 @@ def result_of(single: PendingOperation | PendingMessage, reply: Any) -> Any:  # 
 
 
 def is_not_known(line: str) -> bool:
-    """Return whether the line says that the node does not know the command."""
+    """Return whether the error line says that the node does not know the command."""
     return line.startswith(_NOT_KNOWN)
 
 
 def refusal_of(line: str) -> bytes:
-    """Return the serialized error in an error line. The id behind it is that of our command.
+    """Return the serialized error of an error line. (The request id in the line is that of our
+    command.)
 
     Raises:
-        ValueError: the line holds none.
+        ValueError: the line holds no such error.
     """
     if not line.startswith(_REFUSAL):
         raise ValueError(f"not an error of ours: {line}")
@@ -164,7 +166,7 @@ def refusal_of(line: str) -> bytes:
 
 @lru_cache(maxsize=1_024)
 def _number(number: int | None) -> bytes:
-    """Return a number as an argument; None is an empty one."""
+    """Encode a number as an argument; None as an empty one."""
     return _bulk(b"" if number is None else b"%d" % number)
 
 

@@ -1,16 +1,16 @@
-"""Decides whether and when a failed attempt is tried again, by the error's class, never by text.
+"""Decides whether and when a failed attempt is retried, by the error's class, never by its text.
 
-What an attempt may end with, beside a reply:
+An attempt ends with a reply or with one of these errors:
 
 - a typed refusal: nothing was applied. Retried if its class says ``retriable``.
-- ``QuotaExceededError``, one of these: after the time that it names, and a back-off on top that
-  grows with what waits, so that those who wait together do not all come together; within a second
-  anyway, since a limit may be lifted, and those who wait are not told.
+- ``QuotaExceededError``, one of these: retried after the time that it names plus a back-off that
+  grows with the attempts, so that waiting operations do not all come back together. The wait is a
+  second at most, since a quota may be lifted meanwhile without notice to the client.
 - ``NotSentError``: the request never left, because there was no connection. Retried.
-- ``UnknownFateError``: it left, and no answer came. A read is retried. A write is not, unless the
-  caller opted in and it is unconditional: its effect then is that of writing once or twice.
-- ``InternalError``: a defect on the other side, whose extent is unknown. Never retried; to a write
-  its fate is unknown.
+- ``UnknownFateError``: it left, and no reply came. A read is retried. A write is not, unless
+  the caller opted in and it is unconditional: it is then applied once or twice.
+- ``InternalError``: a defect of the server, whose extent is unknown. Never retried; a write then
+  has an unknown fate.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from koinon_proto.contract.errors import (
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Try again when the table has news, at the latest after ``delay_s``. Before ``not_before_s``
-    the answer would be the same, as far as is known: whose deadline is sooner need not wait.
+    """Retry when the table has changed, after ``delay_s`` at the latest. Before ``not_before_s``
+    the answer would be the same, as far as is known: an operation with an earlier deadline fails at
+    once.
     """
 
     delay_s: float
@@ -59,14 +60,14 @@ _CHANGING_HANDS = (
 
 
 _ENDS_AS_IT_IS = (ClusterNotReadyError, QuotaExceededError, ResourceExhaustedError)
-"""Those that an operation ends with, as they are, when its deadline passes."""
+"""Errors that an operation reports unchanged when its deadline passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half. Where
-    the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``;
-    over a quota, whatever that asks for, below ``quota_s_max``. The jitter is ``random``'s.
+    """The back-off doubles from ``first_s`` to ``max_s``; each delay is jittered between its half
+    and its whole, by ``random``. While the partition changes its primary, the delay stays below
+    ``changing_hands_s_max``; over a quota, whatever the quota asks for, below ``quota_s_max``.
     """
 
     first_s: float = 0.02
@@ -80,7 +81,7 @@ class RetryPolicy:
         return self._jittered_s(attempt, most_s)
 
     def over_quota_s(self, not_before_s: float, attempt: int) -> float:
-        """Return how long to wait where a quota asks for ``not_before_s``."""
+        """Return the delay in seconds where a quota asks for ``not_before_s``."""
         wanted_s = not_before_s + self._jittered_s(attempt, self.quota_s_max)
         if wanted_s <= self.quota_s_max:
             return wanted_s
@@ -91,13 +92,14 @@ class RetryPolicy:
         return ceiling * self.random.uniform(0.5, 1.0)
 
     def decide(self, error: KoinonError, *, attempt: int, idempotent: bool) -> RetryAfter | None:
-        """Return when to try again; None: the error is final.
+        """Return when to retry; None: the error is final.
 
-        ``idempotent`` says that an attempt of unknown fate may be repeated: true of reads, and of
+        ``idempotent``: an attempt of unknown fate may be repeated. True for reads, and for
         unconditional writes whose caller opted in.
         """
         unknown = isinstance(error, UnknownFateError)
-        moved = isinstance(error, WrongClusterError)  # others use an address of the table now
+        # another operation has moved to an address of the table by now
+        moved = isinstance(error, WrongClusterError)
         if not error.retriable and not moved and not (unknown and idempotent):
             return None
         if isinstance(error, QuotaExceededError):
@@ -112,10 +114,10 @@ class RetryPolicy:
 def final_error(
     error: KoinonError, *, write: bool, maybe_applied: bool, timed_out_ms: int | None = None
 ) -> KoinonError:
-    """Return what the caller is told.
+    """Return the error that the caller gets.
 
-    ``maybe_applied`` says that an earlier attempt of this write has an unknown fate; then so has
-    the write, whatever came of the last attempt. ``timed_out_ms`` is the deadline, if it passed.
+    ``maybe_applied``: an earlier attempt of this write has an unknown fate, and so has the write,
+    whatever the last attempt's error. ``timed_out_ms``: the timeout, if the deadline passed.
     """
     if write and (maybe_applied or isinstance(error, InternalError)):
         if isinstance(error, UnknownFateError):

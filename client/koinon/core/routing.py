@@ -1,11 +1,11 @@
 """Maps keys to the nodes that serve them, as far as this client knows.
 
-A ``Routing`` is an immutable snapshot: operations in flight keep theirs, whatever is learned
-meanwhile. The ``Router`` replaces it when a newer table arrives, or when a refusal names a primary
-of a higher epoch than the snapshot knows: epochs only rise, so that two nodes that contradict each
-other cannot send a client to and fro. ``revision`` counts the replacements, and ``changed`` says at
-which of them each partition last changed: an operation that was refused under revision r has news
-as soon as one of its own partitions has changed since. While others move, it keeps its back-off.
+A ``Routing`` is an immutable snapshot: operations in flight keep theirs. The ``Router`` replaces it
+when a newer table arrives, or when a refusal names a primary of a higher epoch than the snapshot's.
+Epochs only rise, so two nodes that contradict each other cannot send a client back and forth.
+``revision`` counts the replacements, and ``changed`` has the revision at which each partition last
+changed: an operation that was refused under revision r is retried as soon as one of its own
+partitions has changed since. If only other partitions change, it keeps its back-off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import NodeStatus, Table, TableUpdate, apply_update
 from koinon_proto.partitioner import Partitioner, partitioner_of
 
-if TYPE_CHECKING:  # NumPy is for operations of many rows, which import it
+if TYPE_CHECKING:  # NumPy is imported only by operations of many rows
     import numpy as np
     from numpy.typing import NDArray
 
@@ -37,22 +37,22 @@ _LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Routing:
-    """One revision: the table, with what refusals taught since."""
+    """One revision: the table, with the newer primaries that refusals have named."""
 
     table: Table
     partitioner: Partitioner
     """Of the keyspace ``default``."""
     revision: int
     owner_of: list[str]
-    """The address that serves each partition; '' where there is none."""
+    """The address that serves each partition; '' if there is none."""
     addresses: tuple[str, ...]
     """The distinct owners; index 0 is ''."""
     changed: list[int]
     """The revision at which each partition's owner, epoch or status last changed."""
     redis_addresses: dict[str, str]
-    """The RESP addresses of the nodes that speak it, by the address at which they serve gRPC."""
+    """The RESP addresses of the nodes that have one, by the node's gRPC address."""
     learned: dict[int, NotPrimaryError] = field(default_factory=dict)
-    """Partitions whose owner comes from a refusal, newer than the table."""
+    """Partitions whose owner comes from a refusal that is newer than the table."""
 
     @cached_property
     def owner_index(self) -> NDArray[np.intp]:
@@ -63,7 +63,9 @@ class Routing:
         return np.array([index[address] for address in self.owner_of], np.intp)
 
     def group(self, partition_ids: PartitionIds) -> list[tuple[str, Rows | None]]:
-        """Return the owners of these rows, each with its row numbers in order (None: all)."""
+        """Group rows by the owner of their partition; return each owner with its row numbers in
+        order (None: all rows).
+        """
         import numpy as np
 
         if len(partition_ids) <= _FEW_ROWS:
@@ -86,21 +88,21 @@ class Routing:
         )
 
     def owned_by(self, addresses: Sequence[str]) -> PartitionIds:
-        """Return the partitions that these serve."""
+        """Return the partitions that these addresses serve."""
         import numpy as np
 
         places = [i for i, address in enumerate(self.addresses) if address in addresses]
         return np.flatnonzero(np.isin(self.owner_index, places)).astype(np.uint32)
 
     def is_live(self, address: str) -> bool:
-        """Return whether a node that is not fenced is known at this address, or one that
-        the table does not know yet.
+        """Return whether the node at this address is live: known and not fenced, or not yet in the
+        table.
         """
         known = [node for node in self.table.nodes.values() if node.address == address]
         return not known or any(node.status in _LIVE for node in known)
 
     def offline(self, partition_id: int) -> PartitionOfflineError | UnknownKeyspaceError:
-        """Return why the partition has no owner."""
+        """Return the error for a partition without an owner."""
         row = self.table.rows[partition_id]
         if row.unused:
             return UnknownKeyspaceError()
@@ -111,7 +113,7 @@ class Routing:
 
 
 class Router:
-    """Holds the newest ``Routing`` and decides what replaces it."""
+    """Holds the newest ``Routing`` and replaces it."""
 
     def __init__(self) -> None:
         self.routing: Routing | None = None
@@ -127,12 +129,12 @@ class Router:
         return self.routing.table.table_version if self.routing else 0
 
     def on_update(self, update: TableUpdate) -> bool:
-        """Take a table or a delta; return whether it was news.
+        """Apply a table or a delta; return whether it was newer.
 
         Raises:
             WrongClusterError: it belongs to another cluster.
             ConfigurationError: it names a partitioner that this build does not know.
-            PartitionerMismatchError: that partitioner answers otherwise here.
+            PartitionerMismatchError: that partitioner gives other results here.
         """
         old = self.routing
         table = apply_update(old.table if old else None, update)
@@ -150,7 +152,7 @@ class Router:
         return True
 
     def learn(self, errors: Iterable[KoinonError]) -> bool:
-        """Take the owners that refusals name; return whether any was news."""
+        """Apply the owners that refusals name; return whether any was newer."""
         routing = self.routing
         if routing is None:
             return False
@@ -204,7 +206,7 @@ def _changed(old: Routing | None, table: Table, owner_of: list[str], revision: i
     if old is None:
         return [revision] * len(owner_of)
     kept = min(len(old.changed), len(owner_of))
-    changed = old.changed[:kept] + [revision] * (len(owner_of) - kept)  # new keyspaces' rows
+    changed = old.changed[:kept] + [revision] * (len(owner_of) - kept)  # rows of new keyspaces
     before, after = (
         zip(old.owner_of[:kept], old.table.rows[:kept], strict=True),
         zip(owner_of[:kept], table.rows[:kept], strict=True),
@@ -219,11 +221,11 @@ def _changed(old: Routing | None, table: Table, owner_of: list[str], revision: i
 
 
 class RefreshSchedule:
-    """The times at which the table may be asked for again: soon after news, else at growing
+    """The times at which the table may be requested again: soon after a change, else at growing
     intervals.
 
-    The driver runs one refresh at a time and asks here how long to hold it back, so that callers
-    who all wait for the same news cost one request, and a long wait costs few.
+    The driver runs one refresh at a time and asks here how long to delay it, so that many callers
+    that wait for the same change cost one request, and a long wait costs few.
     """
 
     def __init__(
@@ -236,11 +238,11 @@ class RefreshSchedule:
         self._ended_at = 0.0
 
     def delay_s(self, now: float) -> float:
-        """Return how long the next refresh is to wait."""
+        """Return the delay of the next refresh in seconds."""
         return max(0.0, self._ended_at + self._interval_s - now)
 
     def on_end(self, news: bool, now: float) -> None:
-        """Note how a refresh ended."""
+        """Record the end of a refresh; ``news``: the table was newer."""
         self._ended_at = now
         if news:
             self._interval_s = self._after_news_s

@@ -1,11 +1,11 @@
 """``put_many`` and ``delete_many`` of any size: the input is read a chunk at a time, a bounded
 number of chunks is in flight, and only failed rows are remembered.
 
-A later row wins over an earlier one with the same key. Within a chunk only the last row of a key
-is sent. A chunk that shares a key with one in flight waits until that one is settled, retries
-included. So two rows of one key are never under way together, and the order holds, with one
-exception that cannot be had otherwise: a row reported as *unknown* may still arrive at its node
-late, after a later row of its key.
+A later row wins over an earlier one with the same key. Within a chunk only the last row of a key is
+sent. A chunk that shares a key with one in flight waits until that one is settled, retries
+included. So two rows of one key are never in flight together, and the order holds, with one
+unavoidable exception: a row reported as *unknown* may still reach its node late, after a later row
+of its key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from koinon.types import BytesLike, Row, RowFailure, WriteResult
 from koinon_proto.contract.errors import KoinonError
 
 FAILURES_MAX = 100_000
-"""After so many failed rows the rest of the input is left unread."""
+"""The number of failed rows after which the rest of the input is left unread."""
 
 _PIECE_ROWS = 64
 
@@ -35,15 +35,15 @@ class Chunk:
     keys: Sequence[bytes]
     values: Sequence[bytes] | None
     ttls: Sequence[int] | None
-    """In milliseconds, 0: the row names none; None: no row does."""
+    """Times to live in milliseconds; 0: the row has none; None: no row has one."""
     key_set: frozenset[bytes] | set[bytes]
     row_of: Sequence[int] | None = None
     """The row (in the chunk) of each entry, if keys were repeated; None: entry i is row i."""
     superseded: dict[bytes, list[int]] | None = None
-    """The earlier rows of each key that was repeated; None if none was."""
+    """The earlier rows of each repeated key; None if no key was repeated."""
 
     def rows_of(self, entry: int) -> list[int]:
-        """Return the rows (in the chunk) that share the entry's fate."""
+        """Return the rows (in the chunk) that share the entry's outcome."""
         if self.row_of is None:
             return [entry]
         return [self.row_of[entry], *(self.superseded or {}).get(self.keys[entry], ())]
@@ -55,10 +55,12 @@ class LoadProgress:
     def __init__(self, *, in_flight_max: int) -> None:
         self.result = WriteResult()
         self.error: BaseException | None = None
-        """A defect that ended a chunk: raised to the caller when the rest is settled."""
+        """An unexpected exception that ended a chunk; raised to the caller once the rest is
+        settled.
+        """
         self._in_flight_max = in_flight_max
-        self._in_flight = 0  # chunks
-        self._keys: set[bytes] = set()  # of the chunks in flight
+        self._in_flight = 0  # number of chunks in flight
+        self._keys: set[bytes] = set()  # keys of the chunks in flight
 
     @property
     def idle(self) -> bool:
@@ -66,7 +68,7 @@ class LoadProgress:
 
     @property
     def stopped(self) -> bool:
-        """True when no further chunk should be read."""
+        """True once no further chunk should be read."""
         if self.error is not None:
             return True
         return len(self.result.refused) + len(self.result.unknown) >= FAILURES_MAX
@@ -85,7 +87,7 @@ class LoadProgress:
         absent: int,
         present: Sequence[int] = (),
     ) -> None:
-        """Take the outcome of a chunk; ``failures`` is by entry, ``present`` are entries."""
+        """Record the outcome of a chunk; ``failures`` is by entry, ``present`` lists entries."""
         self._in_flight -= 1
         self._keys -= chunk.key_set
         result = self.result
@@ -101,7 +103,7 @@ class LoadProgress:
         result.applied += chunk.rows - failed
 
     def end(self, input_left: bool) -> WriteResult:
-        """Return the result, failures in the order of the input."""
+        """Return the result, with failures in the order of the input."""
         self.result.complete = not input_left
         self.result.refused.sort(key=lambda failure: failure.row)
         self.result.unknown.sort(key=lambda failure: failure.row)
@@ -129,7 +131,8 @@ def put_chunks(
         keys = check_keys(key_column, first_row)
         values = check_values(value_column, max_value_bytes, first_row)
         ttls = check_ttls(ttl_column, first_row)
-        for a, b in _bounds(keys, values, rows_max, bytes_max):  # a piece may be far larger
+        # one piece of the input may be far larger
+        for a, b in _bounds(keys, values, rows_max, bytes_max):
             yield chunk_of(first_row + a, keys[a:b], values[a:b], ttls and ttls[a:b])
         first_row += len(rows)
 
@@ -145,14 +148,14 @@ def delete_chunks(keys: Iterable[BytesLike], *, rows_max: int) -> Iterator[Chunk
 
 
 def _pulled(source: Iterator[Row], rows_max: int, bytes_max: int) -> Iterator[list[Row]]:
-    """Group the source by rows and bytes, reading at most a piece beyond."""
+    """Group the source by rows and bytes; read at most a piece beyond a group."""
     rows: list[Row] = []
     size = 0
     while piece := list(islice(source, min(_PIECE_ROWS, rows_max))):
         rows += piece
         try:
             size += sum(len(row[0]) + len(row[1]) for row in piece)
-        except (TypeError, LookupError):  # not pairs of bytes: the checks say which
+        except (TypeError, LookupError):  # rows that are no pairs of bytes; the checks report them
             yield rows
             rows, size = [], 0
             continue
@@ -166,11 +169,11 @@ def _pulled(source: Iterator[Row], rows_max: int, bytes_max: int) -> Iterator[li
 def _columns(
     rows: Sequence[Row], first_row: int
 ) -> tuple[Sequence[BytesLike], Sequence[BytesLike], Sequence[int | None]]:
-    """Return keys, values and times to live, which are none if the rows are pairs."""
+    """Return the columns of keys, values and times to live (empty if the rows are pairs)."""
     if not rows:
         return (), (), ()
     columns: Sequence[Sequence[Any]] = ()
-    with suppress(TypeError, ValueError):  # no row, or one of another length than others
+    with suppress(TypeError, ValueError):  # not a row, or a row of another length than the first
         columns = list(zip(*rows, strict=True))
     if len(columns) == 2:
         return columns[0], columns[1], ()
@@ -190,7 +193,7 @@ def _columns(
 def _bounds(
     keys: Sequence[bytes], values: Sequence[bytes], rows_max: int, bytes_max: int
 ) -> Iterator[tuple[int, int]]:
-    """Cut columns by rows and bytes."""
+    """Yield the begin and end of slices with limited rows and bytes."""
     a, size = 0, 0
     while a < len(keys):
         b = min(len(keys), a + rows_max)
@@ -208,7 +211,7 @@ def chunk_of(
     values: Sequence[bytes] | None,
     ttls: Sequence[int] | None = None,
 ) -> Chunk:
-    """Return checked columns as a chunk: of rows with the same key only the last is left."""
+    """Return checked columns as a chunk; of rows with the same key only the last is kept."""
     key_set = set(keys)
     whole = Chunk(
         first_row=first_row, rows=len(keys), keys=keys, values=values, ttls=ttls, key_set=key_set

@@ -1,13 +1,13 @@
-"""A scan of all partitions, or of the one that a prefix leads to: a page at a time, through
-refusals and moves.
+"""A scan of all partitions, or of the one partition of a prefix: page by page, through refusals and
+moves.
 
-Progress is kept per partition: not begun, begun up to a key, or done. A page that was asked for
-twice gives the same records from the same key on, and a partition that moves is resumed at its
-next owner after the last key seen. So every record that is there throughout the scan is returned
-exactly once. A scan is no snapshot: what is written meanwhile may or may not be seen.
+Progress is kept per partition: not begun, begun up to a key, or done. A page that is requested
+twice returns the records after the same key, and a partition that moves is resumed at its next
+owner after the last key seen. So every record that exists throughout the scan is returned exactly
+once. A scan is no snapshot: a write during the scan may or may not be seen.
 
-Records come partition by partition, each in key order, or against it; the partitions come in no
-promised order.
+Records come partition by partition, each in ascending or descending key order; the order of the
+partitions is not defined.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from koinon_proto.partitioner import Partitioner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanQuery:
-    """The arguments of a scan, as its caller gives them."""
+    """The caller's arguments of a scan."""
 
     prefix: BytesLike = b""
     start: BytesLike = b""
     limit: int | None = None
-    """The most records that the scan returns; None: any number."""
+    """The limit on the records of the scan; None: no limit."""
     reverse: bool = False
     page_rows: int = 1_000
     keys_only: bool = False
 
     def checked(self) -> Self:
-        """Return the same with keys as ``bytes``.
+        """Return the same query with keys as ``bytes``.
 
         Raises:
             InvalidArgumentError, TypeError: an argument is out of bounds, or of another type.
@@ -66,7 +66,7 @@ class ScanReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScanCall:
-    """One page of one node."""
+    """One request for a page at one node."""
 
     address: str
     partition_ids: list[int]
@@ -77,11 +77,11 @@ class ScanCall:
 
 
 class PartitionProgress:
-    """The partitions that are still to be read, each with the key to go on after."""
+    """The partitions that are still to be read, each with the key after which it continues."""
 
     def __init__(self, partition_ids: Iterable[int]) -> None:
         self._todo: dict[int, bytes] = dict.fromkeys(sorted(partition_ids), b"")
-        self._set_aside: set[int] = set()  # refused ones, left until the others are done
+        self._set_aside: set[int] = set()  # refused partitions, left until the others are done
 
     @property
     def done(self) -> bool:
@@ -92,8 +92,9 @@ class PartitionProgress:
         return self._set_aside.issuperset(self._todo)
 
     def next_call(self, routing: Routing) -> tuple[str, list[int], bytes]:
-        """Return whom to ask next, for which partitions, ascending, and after which key of the
-        first: one that is begun, if there is any. Refused ones are left until the others are done.
+        """Return the next request: the address, its partitions, ascending, and the key after which
+        the first one continues. A partition that is begun comes first. Refused partitions are left
+        until the others are done.
         """
         ready = sorted(self._todo.keys() - self._set_aside)
         if not ready:
@@ -106,23 +107,23 @@ class PartitionProgress:
         return owner, [first, *mine], self._todo[first]
 
     def refuse(self, partition_ids: Iterable[int]) -> None:
-        """Set these partitions aside: none was read, or not to its end."""
+        """Set these partitions aside: they were not read, or not to their end."""
         self._set_aside.update(partition_ids)
 
-    def take(
+    def apply_page(
         self,
         asked: Sequence[int],
         next_at: tuple[int, bytes] | None,
         refused: Collection[int],
         last_keys: Iterable[tuple[int, bytes]],
     ) -> bool:
-        """Take the answer for the partitions that were asked for; return whether one was brought
-        forward.
+        """Apply the reply for the requested partitions; return whether one of them advanced.
 
         Args:
-            next_at: the partition that the page ends in, and after which key; None: in none.
-            last_keys: partitions of the page with keys, ascending; a partition may be refused after
-                some of it was read.
+            next_at: the partition and the key after which the page ends; None: it ends in no
+                partition.
+            last_keys: the partitions of the page with their last keys, ascending; a partition may
+                be refused after a part of it was read.
         """
         before = len(self._todo), self._todo[asked[0]]
         at, after_key = next_at if next_at is not None else (1 << 32, b"")
@@ -142,8 +143,8 @@ class PartitionProgress:
 
 
 def partitions_with(prefix: bytes, known: Partitioner) -> Sequence[int]:
-    """Return the partitions of a keyspace that may have keys with this prefix: one, where it holds
-    what the keyspace's router takes of a key; else all.
+    """Return the partitions of a keyspace that may have keys with this prefix: one partition if the
+    prefix includes all routing bytes of its keys, else all.
     """
     partition_id = known.partition_of_prefix(prefix)
     return known.partition_ids if partition_id is None else (partition_id,)
@@ -162,18 +163,18 @@ class ScanProgress:
         self._partitions = PartitionProgress(partition_ids)
         self._keys_only = keys_only
         self._policy = policy
-        self._attempt = 0  # failures since the last step
+        self._attempt = 0  # failed attempts since the last page that advanced
         self.steps = 0
-        """The number of pages that brought the scan forward."""
+        """The number of pages that advanced the scan."""
         self.last_error: KoinonError | None = None
-        """The error of the last page that was refused."""
+        """The error of the last refused page."""
 
     @property
     def done(self) -> bool:
         return self._partitions.done
 
     def next_call(self, routing: Routing) -> ScanCall | None:
-        """Return the page to ask for next; None: the scan is done."""
+        """Return the next page to request; None: the scan is done."""
         if self._partitions.done:
             return None
         address, partition_ids, after_key = self._partitions.next_call(routing)
@@ -188,16 +189,16 @@ class ScanProgress:
     def settle(
         self, call: ScanCall, outcome: ScanReply | KoinonError, router: Router
     ) -> tuple[list[Entry], RetryAfter | None]:
-        """Take a page; return its records, and how long to wait where no progress was made.
+        """Apply a page; return its records, and the delay of the retry if it made no progress.
 
         Raises:
-            KoinonError: the scan cannot go on.
+            KoinonError: the scan cannot continue.
         """
         if isinstance(outcome, KoinonError):
             router.learn((outcome,))
             self._partitions.refuse(call.partition_ids)
             return [], self._again(outcome)
-        advanced = self._partitions.take(
+        advanced = self._partitions.apply_page(
             call.partition_ids,
             outcome.next,
             outcome.refused,

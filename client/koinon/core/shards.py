@@ -1,9 +1,11 @@
-"""The keys of the shards of one counter or set: made of its key, and routed apart.
+"""The keys of the shards of one counter or set: derived from its key, and placed in different
+partitions.
 
-A number goes behind the routing bytes of the key, which leaves it readable: ``shop#003/visits``
-with ``until:2f``, ``{u#003}x`` with ``tag``, ``visits#003`` with ``whole``. Where these are no part
-of the key, or stay the same then (``first``, ``h3``), it goes in front (``003#visits``). Which of
-the two does not depend on how many shards there are: so their number may rise, and never fall.
+A number is inserted behind the routing bytes of the key, which stays readable: ``shop#003/visits``
+with ``until:2f``, ``{u#003}x`` with ``tag``, ``visits#003`` with ``whole``. If the routing bytes
+are no part of the key, or the insertion does not change them (``first``, ``h3``), the number goes
+in front (``003#visits``). The choice does not depend on the number of shards, so this number may
+rise, but never fall.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def shards_of(key: bytes, count: int, known: Partitioner) -> list[bytes]:
     """Return the keys of the shards.
 
     Raises:
-        InvalidArgumentError: the count or the key is out of bounds, or no number spreads the key.
+        InvalidArgumentError: the count or the key is out of bounds, or no number changes the
+            routing bytes.
     """
     if not 1 <= count <= SHARDS_MAX:
         raise InvalidArgumentError(
@@ -50,5 +53,5 @@ def shards_of(key: bytes, count: int, known: Partitioner) -> list[bytes]:
 
 
 def shard_of(member: bytes, count: int, known: Partitioner) -> int:
-    """Return the shard that a member of a set is in: always the same one of so many."""
+    """Return the shard of a member of a set; it depends only on the member and on ``count``."""
     return known.hash_of(member) % count

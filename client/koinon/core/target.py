@@ -12,8 +12,8 @@ from koinon_proto.partitioner import Partitioner, partitioner_of
 
 @dataclass(frozen=True, slots=True)
 class OpenedKeyspace:
-    """A keyspace as one process has opened it, for others to use the very same. A table of
-    ``table_version`` or a newer one knows it, unless it has been dropped.
+    """A keyspace as one process has opened it, so that other processes use exactly the same
+    keyspace. It is in every table of ``table_version`` or newer, unless it has been dropped.
     """
 
     keyspace_id: int = DEFAULT_ID
@@ -22,13 +22,13 @@ class OpenedKeyspace:
 
 
 DEFAULT_OPENED = OpenedKeyspace()
-"""``default``, which is always there."""
+"""``default``, which always exists."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """One keyspace, by its id: one that is dropped, and created anew under the same name, is
-    another. Its partitions never change; its other settings are those of the newest table.
+    """One keyspace, by its id: a keyspace that is dropped and created anew under the same name is a
+    different one. Its partitions never change; its other settings are those of the newest table.
     """
 
     keyspace_id: int
@@ -40,7 +40,7 @@ class Target:
         return self.keyspace_id == DEFAULT_ID
 
     def settings(self, routing: Routing) -> Keyspace:
-        """Return the keyspace as it is now.
+        """Return the keyspace with its present settings.
 
         Raises:
             UnknownKeyspaceError: it has been dropped.
@@ -55,17 +55,18 @@ def target_named(name: str, routing: Routing) -> Target:
     """Return the keyspace of this name; "" is ``default``.
 
     Raises:
-        UnknownKeyspaceError: the table has none.
-        ConfigurationError, PartitionerMismatchError: keys are placed otherwise there than here.
+        UnknownKeyspaceError: the table has no such keyspace.
+        ConfigurationError, PartitionerMismatchError: this build places its keys otherwise.
     """
     return _target(routing.table.keyspaces.named(name))
 
 
 def target_of(opened: OpenedKeyspace, routing: Routing) -> Target:
-    """Return the keyspace that was opened. The routing's table is not older than it.
+    """Return the keyspace that another process opened. The routing's table must not be older than
+    ``opened.table_version``.
 
     Raises:
-        UnknownKeyspaceError: it has been dropped, whether or not there is another of its name.
+        UnknownKeyspaceError: it has been dropped, even if a new keyspace has its name.
         ConfigurationError, PartitionerMismatchError: as ``target_named``.
     """
     found = routing.table.keyspaces.by_id(opened.keyspace_id)

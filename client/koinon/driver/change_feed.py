@@ -1,14 +1,14 @@
-"""Carrying out a change feed: one stream to each node that leads some of the partitions.
+"""Carries out a change feed: one stream to each node that leads some of the partitions.
 
     nodes    >  streams (a task each)  >  queue, bounded  >  the caller's batches
-                  |  a refusal, or the end
+                  |  refused, or the stream ended
                   v
-             partitions that wait for news of the table, or a back-off  >  another stream
+             partitions that wait for a newer table or a back-off  >  another stream
 
-A stream that delivers what it read waits while the queue is full; then gRPC's flow control holds
-the node back. Two sets of positions are kept: how far was read, from which a stream is opened
-again, and how far the caller was given, which its batches carry. There is one stream a node:
-partitions that come to a node join the others there in a new stream.
+A stream waits while the queue is full; gRPC's flow control then holds the node back. The feed keeps
+two positions of each partition: that of the last change read, from which a stream is reopened, and
+that of the last change delivered, which batches carry to the caller. There is one stream for each
+node: a partition that moves to a node joins the others there in a new stream.
 """
 
 from __future__ import annotations
@@ -44,20 +44,24 @@ from koinon_proto.server import rpc
 from koinon_proto.v1 import feed_pb2
 
 Since = FeedPositions | str | Literal["now"] | None
-"""Where a feed begins: positions, or their text; ``"now"``; None: with a snapshot."""
+"""Start of a feed: positions (or ``str`` of them), ``"now"``, or None for a snapshot of all records
+first.
+"""
 
 QUEUE_MESSAGES: Final = 8
-"""Messages of nodes that are read and not taken; each has half a MiB, an atomic batch more."""
+"""The nodes' messages that are received and not yet given to the caller. A message has half a MiB,
+or more if an atomic batch is larger.
+"""
 TIMEOUT_MS: Final = 60_000
-"""A partition that no node serves for so long ends the feed, unless its caller says otherwise."""
+"""The default timeout: a partition that no node serves for this long ends the feed."""
 _EMPTY_BATCH_S = 1.0
-_SILENT_S = 5.0  # a node sends something every second
-_JOIN_S = 0.01  # partitions that come to a node so close together share a stream
+_SILENT_S = 5.0  # a node sends a message every second at least
+_JOIN_S = 0.01  # partitions that move to a node within this time share a stream
 
 
 @dataclass(frozen=True, slots=True)
 class FeedQuery:
-    """The arguments of a feed, as its caller gives them."""
+    """The caller's arguments of a feed."""
 
     prefix: BytesLike = b""
     since: Since = None
@@ -66,7 +70,7 @@ class FeedQuery:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """The stream to one node."""
+    """The open stream to one node."""
 
     partition_ids: set[int]
     task: asyncio.Task[None]
@@ -82,16 +86,16 @@ class _Failing:
 
 @dataclass(slots=True)
 class _Read:
-    """One message of a node, and how far it leads."""
+    """One message of a node, and the partitions' positions after it."""
 
     message: Any
     positions: dict[int, PartitionPosition] = field(default_factory=dict)
     caught_up: set[int] = field(default_factory=set)
-    behind: set[int] = field(default_factory=set)  # in a backfill
+    behind: set[int] = field(default_factory=set)  # partitions in a backfill
 
 
 class ChangeFeed:
-    """One feed. Belongs to the engine's loop."""
+    """One change feed of one caller. Every call must come from the engine's event loop."""
 
     def __init__(
         self, engine: Engine, target: Target, query: FeedQuery, timeout_ms: int | None
@@ -107,21 +111,21 @@ class ChangeFeed:
         known = self._begin.partitions if self._begin is not None else {}
         self._read_to = {p: known.get(p, first) for p in wanted}
         self._given = {p: place for p, place in self._read_to.items() if place != first}
-        self._behind = set(wanted)  # partitions that have not caught up, as far as was given
+        self._behind = set(wanted)  # partitions whose delivered changes have not caught up
         self._streams: dict[str, _Stream] = {}
-        self._waiting: set[int] = set(wanted)  # to be opened
+        self._waiting: set[int] = set(wanted)  # partitions without a stream
         self._failing: dict[int, _Failing] = {}
         self._queue: deque[_Read] = deque()
-        self._error: BaseException | None = None  # that ends the feed
+        self._error: BaseException | None = None  # the error that ends the feed
         self._opened = self._closed = False
         self._wake, self._arrived, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def _positions_of(self, since: Since) -> FeedPositions | None:
-        """Return the positions that the caller has given, if any.
+        """Return the positions that the caller starts from, or None.
 
         Raises:
-            InvalidArgumentError: they are no positions, or those of another keyspace.
-            WrongClusterError: they are those of another cluster.
+            InvalidArgumentError: the text is no positions, or they belong to another keyspace.
+            WrongClusterError: the positions belong to another cluster.
         """
         if since is None or since == "now":
             return None
@@ -131,7 +135,9 @@ class ChangeFeed:
                 expected_cluster_id=self._engine.cluster_id, actual_cluster_id=positions.cluster_id
             )
         if positions.keyspace_id != self._target.keyspace_id:
-            raise InvalidArgumentError(field="since", reason="positions in another keyspace")
+            raise InvalidArgumentError(
+                field="since", reason="the positions belong to another keyspace"
+            )
         return positions
 
     # --- for the caller --------------------------------------------------------------------
@@ -140,14 +146,15 @@ class ChangeFeed:
         """Return the next batch; an empty one after a second without a change.
 
         Raises:
-            SnapshotNeededError, HistoryBranchedError: a partition cannot go on from its position.
-            UnavailableError: a partition was not served for the timeout.
-            KoinonError: another refusal that stays.
+            SnapshotNeededError, HistoryBranchedError: a partition cannot continue from its
+                position.
+            UnavailableError: no node served a partition for the timeout.
+            KoinonError: another error that a retry does not mend.
         """
         self._engine.check_loop()
         if not self._opened:
             self._opened = True
-            self._engine.spawn(self._run())
+            self._engine.spawn(self._keep_streams_open())
         was_behind = bool(self._behind)
         deadline = self._engine.now() + _EMPTY_BATCH_S
         while True:
@@ -168,7 +175,7 @@ class ChangeFeed:
                 return self._batch(feed_pb2.ChangesResponse())
 
     def close(self) -> None:
-        """End the feed and its streams."""
+        """End the feed and close its streams."""
         self._closed = True
         self._wake.set()
 
@@ -191,8 +198,8 @@ class ChangeFeed:
 
     # --- streams ---------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        """Open streams for the partitions that wait, until the feed is closed, or fails."""
+    async def _keep_streams_open(self) -> None:
+        """Keep a stream open for every partition, until the feed is closed or fails."""
         try:
             with request_ids.operation():
                 while not self._closed and self._error is None:
@@ -210,7 +217,8 @@ class ChangeFeed:
             self._fail(ClientClosedError())
 
     async def _open_streams(self) -> None:
-        """Open a stream to each node that serves partitions which wait, with those that it had.
+        """Open streams for the partitions without one, one for each node; partitions that already
+        have a stream to the node join the new stream.
 
         Raises:
             UnknownKeyspaceError: the keyspace has been dropped.
@@ -222,27 +230,29 @@ class ChangeFeed:
             by_owner.setdefault(routing.owner_of[p], set()).add(p)
         self._waiting = set()
         for p in by_owner.pop("", ()):
-            self._refused((p,), routing.offline(p))
+            self._reopen_later((p,), routing.offline(p))
         for address, partition_ids in by_owner.items():
             former = self._streams.pop(address, None)
             if former is not None:
                 former.task.cancel()
                 await asyncio.gather(former.task, return_exceptions=True)
                 partition_ids |= former.partition_ids
-            task = asyncio.create_task(self._follow(address, partition_ids))
+            task = asyncio.create_task(self._read_stream(address, partition_ids))
             task.add_done_callback(self._on_ended)
             self._streams[address] = _Stream(partition_ids, task)
 
     def _on_ended(self, task: asyncio.Task[None]) -> None:
-        """A stream has ended; a defect that has ended it ends the feed."""
+        """End the feed if its stream ended with an unexpected exception."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
-    async def _follow(self, address: str, partition_ids: set[int]) -> None:
-        """Read the changes of these partitions from a node, for as long as it sends any."""
+    async def _read_stream(self, address: str, partition_ids: set[int]) -> None:
+        """Read the changes of these partitions from one node until the stream ends; then reopen the
+        partitions that are left.
+        """
         connection = Connection(address, lambda: None, self._engine.dialing)
         try:
-            error = await self._read(connection, address, partition_ids)
+            error = await self._read_messages(connection, address, partition_ids)
         finally:
             await connection.close()
         stream = self._streams.get(address)
@@ -251,12 +261,12 @@ class ChangeFeed:
         left = tuple(partition_ids)
         partition_ids.clear()
         if left:
-            self._refused(left, error)
+            self._reopen_later(left, error)
 
-    async def _read(
+    async def _read_messages(
         self, connection: Connection, address: str, partition_ids: set[int]
     ) -> KoinonError:
-        """Deliver what the node sends; return why it sends no more."""
+        """Deliver the node's messages until its stream ends; return the error that says why."""
         if not await connection.reach():
             return NotSentError(reason=f"no connection to {address}")
         metadata = (*request_ids.metadata(), *connection.metadata)
@@ -266,12 +276,12 @@ class ChangeFeed:
                 async with asyncio.timeout(_SILENT_S):
                     message = await call.read()
                 if message is grpc.aio.EOF:
-                    return UnknownFateError(reason=f"{address} has ended the stream")
+                    return UnknownFateError(reason=f"{address} ended the stream of changes")
                 await self._deliver(message, partition_ids)
                 if not partition_ids:
-                    return NotSentError(reason=f"no partition is left at {address}")
+                    return NotSentError(reason=f"{address} serves none of the partitions any more")
         except TimeoutError:
-            return UnknownFateError(reason=f"{address} has sent nothing for {_SILENT_S:.0f} s")
+            return UnknownFateError(reason=f"{address} sent nothing for {_SILENT_S:.0f} s")
         except grpc.aio.AioRpcError as failure:
             return rpc.fate_of(failure, at=address, unimplemented=PROTOCOL)
         except grpc.aio.UsageError:
@@ -297,7 +307,7 @@ class ChangeFeed:
         )
 
     async def _deliver(self, message: Any, partition_ids: set[int]) -> None:
-        """Queue a message for the caller, once there is room; note how far it leads."""
+        """Queue a message for the caller once there is room, and advance the read positions."""
         read = _Read(message)
         for advance in message.advances:
             place = advance.position
@@ -320,10 +330,12 @@ class ChangeFeed:
         for p, error in refusals.items():
             if p in partition_ids:
                 partition_ids.discard(p)
-                self._refused((p,), convert.error_from_proto(error))
+                self._reopen_later((p,), convert.error_from_proto(error))
 
-    def _refused(self, partition_ids: Sequence[int], error: KoinonError) -> None:
-        """Have partitions opened again, when there is news of them, or after a while; or fail."""
+    def _reopen_later(self, partition_ids: Sequence[int], error: KoinonError) -> None:
+        """Reopen the partitions once a newer table arrives or the back-off has passed; end the feed
+        if the error is not retriable or the timeout is over.
+        """
         engine, now = self._engine, self._engine.now()
         revision = engine.router.revision
         engine.router.learn((error,))
@@ -349,7 +361,7 @@ class ChangeFeed:
         engine.wake_on_news(revision)
 
     def _fail(self, error: BaseException) -> None:
-        """End the feed with the error, once what was read has been given."""
+        """End the feed with this error; messages that were read before are still delivered."""
         if self._error is None:
             self._error = error
         self._arrived.set()

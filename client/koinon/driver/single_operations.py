@@ -250,7 +250,7 @@ class SingleOperations:
                 queue.flush_due = True  # by the connection
                 self._access.spawn(self._flush_connected(queue, link))
                 return
-            batch = queue.take()
+            batch = queue.next_batch()
             if batch:
                 queue.in_flight += 1
                 self._access.spawn(self._exchange(queue, link, batch))

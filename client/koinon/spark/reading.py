@@ -126,7 +126,7 @@ def _pages(
         page, refusals = _page(reply), refused(reply)
         cursor = reply.next
         next_at = (cursor.partition_id, cursor.after_key) if reply.HasField("next") else None
-        useful = progress.take(asked, next_at, refusals, _last_keys(page))
+        useful = progress.apply_page(asked, next_at, refusals, _last_keys(page))
         if page.rows.header.rows:
             useful = True
             yield page

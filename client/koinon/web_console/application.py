@@ -1,16 +1,16 @@
-"""The console over HTTP: the page, its stream of events, and the questions that it asks.
+"""The console over HTTP: the page, its stream of events, and its requests.
 
 ========================  ==========================================================================
 ``GET /``, ``/page/…``    the page; it has no data, and is served to everybody with a known Host
-``POST /api/login``       a code for a session (gate)
-``GET /api/events``       the journal as server-sent events; goes on after ``Last-Event-ID``
+``POST /api/login``       exchanges a code for a session (gate)
+``GET /api/events``       the journal as server-sent events; continues after ``Last-Event-ID``
 ``GET /api/table/V``      the table of exactly this version, as long as it is kept
-``POST /api/where``       the places of keys, as ``koinon where --json`` says
-``POST /api/hot``         the hottest partitions and keys, as ``koinon admin hot --json`` says
+``POST /api/where``       the partitions and nodes of keys, as in ``koinon where --json``
+``POST /api/hot``         the hottest partitions and keys, as in ``koinon admin hot --json``
 ========================  ==========================================================================
 
-No request changes the cluster. Every answer carries a content security policy by which the page
-loads and runs only what this process serves.
+No request changes the cluster. Every answer carries a content security policy that lets the page
+load and run only files of this process.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ PAGE = Path(__file__).parent / "page"
 COOKIE = "koinon_console"
 PING_S = 10
 SEND_S_MAX = 30.0
-"""A browser that takes nothing for so long is let go; it comes back by itself."""
+"""A browser that receives nothing for this many seconds is disconnected; it reconnects by itself.
+"""
 TOKENS_CHECKED_EVERY_S = 30.0
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -77,12 +78,12 @@ HEADERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Questions:
-    """Questions of the application to the cluster; each blocks, and runs on a thread.
+    """The application's blocking requests to the cluster; each runs on a thread.
 
     Attributes:
-        hot: the hottest partitions and keys of so many seconds, by this table.
-        is_user: whether a text is the token of a user of the cluster who may look at it. Raises a
-            KoinonError where nobody can say.
+        hot: samples for this many seconds; returns the hottest partitions and keys of the table.
+        is_user: returns whether a text is the token of a cluster user who may view the cluster.
+            Raises KoinonError if the cluster does not answer.
     """
 
     hot: Callable[[Table, float], HotAnswer]
@@ -90,7 +91,9 @@ class Questions:
 
 
 class Console:
-    """The routes and what they share. ``set_watched`` is told whether any browser reads."""
+    """The routes and their shared state. ``set_watched`` is called with True when a browser begins
+    to read events, and with False when the last one ends.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,8 @@ class Console:
         self._gate = gate
         self._questions = questions
         self._set_watched = set_watched
-        self._survey: asyncio.Task[HotAnswer] | None = None  # that is under way, for all who ask
+        # the survey under way; all requests share it
+        self._survey: asyncio.Task[HotAnswer] | None = None
 
     def application(self, lifespan: Callable[[], Any]) -> Starlette:
         """Return the application; ``lifespan`` is a context that is open while it runs."""
@@ -132,14 +136,14 @@ class Console:
             routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=alive
         )
 
-    # --- who ------------------------------------------------------------------------------------
+    # --- sessions -------------------------------------------------------------------------------
 
     def _let_in(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def checked(request: Request) -> Response:
             if not self._gate.lets_in(_session_of(request), time.time()):
-                raise UnauthenticatedError(reason="this console asks for its code")
+                raise UnauthenticatedError(reason="this console requires its code")
             return await answer(request)
 
         return checked
@@ -147,7 +151,9 @@ class Console:
     async def _login(self, request: Request) -> Response:
         code = object_in(await _body(request)).get("code")
         if not isinstance(code, str) or len(code) > CODE_CHARS_MAX or not code.isascii():
-            raise InvalidArgumentError(field="code", reason="must be text, as it was shown")
+            raise InvalidArgumentError(
+                field="code", reason="must be the code as the console printed it"
+            )
         token = ""
         if not self._gate.is_code(code):
             if not await asyncio.to_thread(self._questions.is_user, code):
@@ -165,11 +171,11 @@ class Console:
         return answer
 
     async def _check_tokens(self) -> None:
-        """End the sessions of users who may look at the cluster no more."""
+        """End the sessions of users who may no longer view the cluster. Runs until cancelled."""
         while True:
             await asyncio.sleep(TOKENS_CHECKED_EVERY_S)
             for token in self._gate.tokens:
-                with contextlib.suppress(KoinonError):  # who cannot be asked says nothing new
+                with contextlib.suppress(KoinonError):  # without an answer the session stays
                     if not await asyncio.to_thread(self._questions.is_user, token):
                         self._gate.end_sessions_of(token)
 
@@ -180,7 +186,7 @@ class Console:
 
     async def _events(self, request: Request) -> Response:
         if self._broadcast.full:
-            return _failure("too many browsers look at this console", 503)
+            return _failure("too many browsers are connected to this console", 503)
         events = self._events_of(request.headers.get("last-event-id", ""), _session_of(request))
         return EventSourceResponse(events, ping=PING_S, send_timeout=SEND_S_MAX)
 
@@ -199,7 +205,7 @@ class Console:
     async def _table(self, request: Request) -> Response:
         table = self._state.table_at(request.path_params["version"])
         if table is None:
-            return _failure("this version is not kept any more", 404)
+            return _failure("this version of the table is no longer kept", 404)
         return Response(table, media_type="application/json")
 
     async def _where(self, request: Request) -> Response:
@@ -222,12 +228,16 @@ class Console:
     def _known_table(self) -> Table:
         table = self._state.history.table
         if table is None:
-            raise InvalidArgumentError(field="keyspace", reason="no partitions are known yet")
+            raise InvalidArgumentError(
+                field="keyspace", reason="the console has not received the table yet"
+            )
         return table
 
 
 def _shown_key(answer: KeyAnswer) -> dict[str, Any]:
-    """Return the answer with the key as people see it, and where in it the hashed bytes are."""
+    """Return the answer as JSON with the key in printable form, and the place of the hashed bytes
+    in the key.
+    """
     start = answer.key.find(answer.routing_bytes)
     return {
         **json_of(answer),
@@ -240,10 +250,10 @@ def _shown_key(answer: KeyAnswer) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> bytes:
-    """Return a request's JSON body, of which no more is read than may be sent.
+    """Read a request's JSON body, of little more than ``BODY_BYTES_MAX`` bytes at most.
 
     Raises:
-        InvalidArgumentError: it is of another type, or too long.
+        InvalidArgumentError: the content type is not JSON.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise InvalidArgumentError(field="content-type", reason="must be application/json")
@@ -256,7 +266,9 @@ async def _body(request: Request) -> bytes:
 
 
 def _cookie_of(request: HTTPConnection) -> str:
-    """Return the cookie's name: cookies of one host are the same at all its ports."""
+    """Return the cookie's name. It includes the port, since browsers share a host's cookies between
+    all its ports.
+    """
     return f"{COOKIE}_{request.url.port or request.url.scheme}"
 
 
@@ -280,7 +292,9 @@ async def _refusal(_: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """Refuses requests that other sites make, and puts the protecting headers on every answer."""
+    """Middleware: refuses requests that other sites make, and adds the protecting headers to every
+    answer.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -300,11 +314,11 @@ class Guard:
 
         shown = Headers(scope=scope)
         hosts, origins = shown.getlist("host"), shown.getlist("origin")
-        fault = "the request names no host, or several"
+        fault = "the request must have one Host and at most one Origin"
         if len(hosts) == 1 and len(origins) <= 1:
             origin = origins[0] if origins else None
             fault = self._gate.fault(scope["method"], scope["scheme"], hosts[0], origin)
         if not fault and shown.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            fault = "another site asks"
+            fault = "the request comes from another site"
         app = _failure(fault, 403) if fault else self._app
         await app(scope, receive, protected)

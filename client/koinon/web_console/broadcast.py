@@ -1,4 +1,4 @@
-"""Hands the journal on to browsers: each reads it at its own pace, from a place of its own."""
+"""Hands the journal's entries on to browsers, each at its own pace and from its own place."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ READERS_MAX = 200
 
 
 class Broadcast:
-    """The readers of one journal. Its methods are called on one event loop."""
+    """The readers of one journal. Every method must be called on the same event loop."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._news = asyncio.Event()  # set at the next news; then another one takes its place
+        self._news = asyncio.Event()  # set at the next entry; then replaced by a new event
         self._closed = False
         self.readers = 0
 
     def announce(self) -> None:
-        """Wake the readers: there is news in the journal."""
+        """Wake the readers after an entry was added to the journal."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -31,12 +31,12 @@ class Broadcast:
 
     @property
     def full(self) -> bool:
-        """True if no more readers are taken."""
+        """True while no further reader is accepted."""
         return self.readers >= READERS_MAX
 
     async def read(self, last_event_id: str) -> AsyncGenerator[Entry, None]:
-        """Yield what comes after the entry with this id, or whole values first; nothing where there
-        are too many readers.
+        """Yield the entries after this one, or first the whole value of each topic if they are no
+        longer kept. Yields nothing while there are too many readers.
         """
         if self.full:
             return

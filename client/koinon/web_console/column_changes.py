@@ -1,4 +1,4 @@
-"""Columns over partitions as they are sent: once whole, then what has changed. Pure."""
+"""Encodes columns over partitions for browsers: whole values once, then the changes. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ JsonObject = dict[str, Any]
 
 
 class ColumnChanges:
-    """Columns of integers of one length, a place for each partition; those that are 0 everywhere at
-    a place are not sent as long as they stay so.
+    """Integer columns of one length, with one place for each partition. A place where all columns
+    have stayed 0 is not sent.
     """
 
     def __init__(self) -> None:
-        self._columns: dict[str, Column] = {}  # as they were sent last
+        self._columns: dict[str, Column] = {}  # the columns as last sent
 
     def take(self, columns: Mapping[str, Column]) -> JsonObject | None:
-        """Take newer columns; return what has changed, as JSON has it; None: nothing has."""
+        """Replace the columns; return the changed places as JSON, or None if nothing changed."""
         before, self._columns = self._columns, dict(columns)
         if {n: len(c) for n, c in before.items()} != {n: len(c) for n, c in columns.items()}:
             return self.whole()
@@ -31,7 +31,7 @@ class ColumnChanges:
         return _places(columns, changed, whole=False) if changed.any() else None
 
     def whole(self) -> JsonObject:
-        """Return all that is not 0."""
+        """Return all places where a column is not 0."""
         used = np.zeros(max(map(len, self._columns.values()), default=0), bool)
         for column in self._columns.values():
             used |= column != 0

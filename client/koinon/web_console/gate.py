@@ -1,13 +1,13 @@
 """Decides who may see the console: by the request's Host and Origin, and by a code. Pure but for
 the randomness of codes.
 
-Pages of other sites can make a browser send requests here. So the Host must be a name that this
-console has (else a site could let its own name point here), the Origin, where there is one, must be
-the console itself, and what is not a plain GET must have one.
+Pages of other sites can make a browser send requests to this console. So the Host must be one of
+the console's own names (otherwise a site could point its own name here), an Origin must be the
+console itself, and every request other than a plain GET must have an Origin.
 
-Whoever shows the code, or a token of a user of the cluster, gets a session, which the browser keeps
-in a cookie that scripts cannot read. Where no code is required (a cluster without TLS, a loopback
-address), everybody on the machine may look: they reach the cluster itself as well.
+Whoever shows the code, or the token of a user of the cluster, gets a session, which the browser
+keeps in a cookie that scripts cannot read. No code is required where the cluster has no TLS and the
+address is loopback: every program of the machine can reach the cluster as well.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ CODE_CHARS_MAX = 512
 
 
 def new_code() -> str:
-    """Return a code that nobody guesses, in characters that a URL takes."""
+    """Return a new random code, in characters that are valid in a URL."""
     return secrets.token_urlsafe(24)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Session:
-    ends_s: float  # unix time
-    token: str  # of the user of the cluster that was let in; '': by the code
+    ends_s: float  # Unix seconds
+    token: str  # token of the cluster user that logged in; '': login by the code
 
 
 class Gate:
-    """The rules and the open sessions."""
+    """The access rules and the open sessions."""
 
     def __init__(self, *, names: Iterable[str], code: str) -> None:
-        """``names``: hosts by which browsers call the console, beside loopback ones. ``code``: what
-        lets one in; '': nothing is asked.
+        """``names``: the hosts by which browsers call the console, beside loopback names. ``code``:
+        the code that browsers must show; '': none is required.
         """
         self._names = LOOPBACK | {name.lower() for name in names}
         self._code = code
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by what cookies say
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # by the value of the cookie
 
     @property
     def asks(self) -> bool:
@@ -52,22 +52,28 @@ class Gate:
         return bool(self._code)
 
     def fault(self, method: str, scheme: str, host: str, origin: str | None) -> str:
-        """Return why a request is refused whoever sends it; '' if it is not. ``origin`` is None
-        where the browser sent none.
+        """Return why a request is refused, whatever its session; '' if it is allowed. ``origin`` is
+        None if the browser sent none.
         """
         name = host.rpartition(":")[0] if _has_port(host) else host
         if name.lower() not in self._names:
             return f"this console is not called {printable_host(host)}: start it with --host-name"
         if origin is None:
-            return "" if method in ("GET", "HEAD") else "the request does not say where it is from"
-        return "" if origin.lower() == f"{scheme}://{host}".lower() else "another site asks"
+            return "" if method in ("GET", "HEAD") else "the request has no Origin header"
+        return (
+            ""
+            if origin.lower() == f"{scheme}://{host}".lower()
+            else "the request comes from another site"
+        )
 
     def is_code(self, shown: str) -> bool:
-        """Return whether this is the code of this console."""
+        """Return whether the text is this console's code."""
         return self.asks and hmac.compare_digest(shown.encode(), self._code.encode())
 
     def open_session(self, now_s: float, token: str = "") -> str:
-        """Return a new session: of the user with this token, or of somebody who has the code."""
+        """Open a session, for the user with this token or ('') for a person with the code; return
+        its cookie's value.
+        """
         session = secrets.token_urlsafe(32)
         self._sessions[session] = _Session(ends_s=now_s + SESSION_S_MAX, token=token)
         while len(self._sessions) > SESSIONS_MAX:
@@ -83,11 +89,11 @@ class Gate:
 
     @property
     def tokens(self) -> set[str]:
-        """The tokens of the users of the cluster that have sessions."""
+        """The tokens of the cluster users with open sessions."""
         return {session.token for session in self._sessions.values() if session.token}
 
     def end_sessions_of(self, token: str) -> None:
-        """End the sessions of the user with this token, who may look at the cluster no more."""
+        """End the sessions of the user with this token, who may no longer view the cluster."""
         ended = [name for name, session in self._sessions.items() if session.token == token]
         for name in ended:
             del self._sessions[name]
@@ -99,5 +105,5 @@ def _has_port(host: str) -> bool:
 
 
 def printable_host(host: str) -> str:
-    """Return a Host as a message names it: short, and of harmless characters."""
+    """Return a Host for a message, shortened and without harmful characters."""
     return "".join(c for c in host[:64] if c.isalnum() or c in ".-:[]") or "so"

@@ -1,15 +1,16 @@
-"""The state of the page: takes what the poller has found, and adds news of it to the journal. Pure.
+"""The state of the page: receives the poller's results, and adds their changes to the journal.
+Pure.
 
 Topics, each a JSON object:
 
-``table``: the nodes, keyspaces and rows; ``whole``, or what has changed since ``base_version``, and
-    ``steps``: the versions that can be asked for (of a change, its own one). A row is the list of:
+``table``: the nodes, keyspaces and rows; ``whole``, or the changes since ``base_version``, and
+    ``steps``: the versions that can be requested (in a change, only its own). A row is the list of:
     partition, state, primary, replicas, in sync, adding, removing, wanted primary, primary epoch,
     partition epoch, reason why it is offline, whether it lacks copies in sync. Nodes are named by
     their numbers.
-``moment``: what ``koinon top --json`` and ``koinon admin status --json`` say now.
+``moment``: the output of ``koinon top --json`` and ``koinon admin status --json`` at this moment.
 ``rates``: rows and bytes a second by partition, as ``koinon top`` counts them.
-``sizes``: records and bytes of a copy by partition, as ``koinon admin partition`` says.
+``sizes``: records and bytes of a copy by partition, as ``koinon admin partition`` prints them.
 """
 
 from __future__ import annotations
@@ -38,23 +39,25 @@ EVENTS_MAX = 20
 
 
 class LiveState:
-    """All that the page shows, and the journal of its changes."""
+    """All values that the page shows, and the journal of their changes."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.history = TableHistory()
         self._rates, self._sizes = ColumnChanges(), ColumnChanges()
-        # The rows as JSON of each version that is kept, by partition; versions share the texts.
+        # Kept versions' rows as JSON, by partition; versions share the text of a row that did not
+        # change.
         self._rows: dict[int, list[str]] = {}
 
-    def take_update(self, update: TableUpdate, unix_s: float) -> None:
-        """Take a change of the table; an older one, or one of another cluster, changes nothing."""
+    def apply_update(self, update: TableUpdate, unix_s: float) -> None:
+        """Apply an update of the table; ignore an older one, or one of another cluster."""
         before = self.history.table
-        with contextlib.suppress(WrongClusterError):  # of others at these addresses; looks tell it
+        # another cluster serves these addresses; the next poll reports it
+        with contextlib.suppress(WrongClusterError):
             self._tell_table(before, self.history.take(update, unix_s))
 
-    def take_look(self, view: View, moment: str) -> None:
-        """Take what one look at the cluster has found, and what ``moment_of`` makes of it."""
+    def apply_view(self, view: View, moment: str) -> None:
+        """Apply one view of the cluster, and ``moment``, which ``moment_of`` made of the view."""
         if view.table is not None and view.table.bootstrapped:
             before = self.history.table
             self._tell_table(before, self.history.take_whole(view.table, view.unix_s))
@@ -68,8 +71,8 @@ class LiveState:
                 {"reads": columns[READS], "writes": columns[WRITES], "bytes": moved},
             )
 
-    def take_sizes(self, sizes: Mapping[int, PartitionSize]) -> None:
-        """Take how much copies hold, by partition."""
+    def apply_sizes(self, sizes: Mapping[int, PartitionSize]) -> None:
+        """Apply the sizes of copies, by partition."""
         count = max(sizes, default=-1) + 1
         records, held = np.zeros(count, np.int64), np.zeros(count, np.int64)
         for partition_id, size in sizes.items():
@@ -114,8 +117,8 @@ class LiveState:
 def _table_text(
     table: Table, rows: Iterable[str], steps: Iterable[TableStep], before: Table | None = None
 ) -> str:
-    """Return a version of the table as the page takes it, with these rows; of a change, the nodes
-    and keyspaces that differ from ``before``.
+    """Encode a version of the table for the page, with these rows. With ``before`` (an earlier
+    version), only the nodes and keyspaces that differ from it.
     """
     nodes, keyspaces = list(table.nodes.values()), None
     if before is not None:
@@ -129,15 +132,15 @@ def _table_text(
         "version": table.table_version,
         "cluster_id": table.cluster.cluster_id,
         "nodes": [_node_form(node) for node in nodes],
-        "keyspaces": keyspaces,  # None: as they were
+        "keyspaces": keyspaces,  # None: unchanged
         "steps": list(steps),
     }
     return f'{_text(rest)[:-1]},"rows":[{",".join(rows)}]}}'
 
 
 def moment_of(view: View) -> str:
-    """Return the moment as the page takes it: the answers of ``top`` and of ``admin status``. It
-    judges all partitions: where there are many, in some ten milliseconds.
+    """Encode the outputs of ``top`` and of ``admin status`` for the page. It judges all partitions,
+    which takes some ten milliseconds if there are many.
     """
     status = None if view.status is None else status_answer(view.status, view.loads)
     moment = {

@@ -1,4 +1,4 @@
-"""Reads what the page asks: JSON of bounded size, whose values are checked one by one. Pure."""
+"""Parses the page's requests: JSON of bounded size, whose values are checked one by one. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ HOT_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhereRequest:
-    """Keys whose places are asked for, of a keyspace ('': default)."""
+    """The keys whose partitions are asked for, and their keyspace ('': default)."""
 
     keyspace: str
     keys: tuple[bytes, ...]
 
 
 def object_in(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that a body is.
+    """Parse a body that must be a JSON object.
 
     Raises:
-        InvalidArgumentError: it is none, or too long.
+        InvalidArgumentError: it is no JSON object, or too long.
     """
     if len(body) > BODY_BYTES_MAX:
         raise InvalidArgumentError(
@@ -42,10 +42,10 @@ def object_in(body: bytes) -> dict[str, Any]:
 
 
 def where_request(body: bytes) -> WhereRequest:
-    """Return the request ``{"keyspace": TEXT, "keys": [{"text": TEXT} or {"hex": TEXT}, …]}``.
+    """Parse the request ``{"keyspace": TEXT, "keys": [{"text": TEXT} or {"hex": TEXT}, …]}``.
 
     Raises:
-        InvalidArgumentError: it is malformed; ``field`` names the key by its place, from 0.
+        InvalidArgumentError: it is malformed; ``field`` names the key by its index, from 0.
     """
     asked = object_in(body)
     keyspace, keys = asked.get("keyspace", ""), asked.get("keys")
@@ -62,7 +62,7 @@ def where_request(body: bytes) -> WhereRequest:
 
 
 def hot_seconds(body: bytes) -> float:
-    """Return for how long keys are to be sampled, of ``{"seconds": NUMBER}``.
+    """Parse the request ``{"seconds": NUMBER}``; return the time in which keys are sampled.
 
     Raises:
         InvalidArgumentError: it is malformed.

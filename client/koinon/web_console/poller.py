@@ -1,9 +1,9 @@
 """Polls the cluster once for all browsers, on one thread, and watches the table on another.
 
-The first thread asks what ``koinon top`` asks, once a second while a browser is connected and less
-often otherwise; every 15 seconds it also asks nodes for the sizes of partitions. The second thread
-keeps a WatchTable stream open, so a change of the table is shown when it is applied, and no version
-between two polls is missed. The threads share only their results with the event loop.
+The first thread asks for the data of ``koinon top``, once a second while a browser is connected and
+less often otherwise; every 15 seconds it also asks nodes for the sizes of partitions. The second
+thread keeps a WatchTable stream open, so a change of the table is shown when it is applied, and no
+version between two polls is missed. The threads share only their results with the event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from koinon_proto.v1 import table_pb2, table_pb2_grpc
 log = logging.getLogger(__name__)
 UNWATCHED_INTERVAL_S = 5.0
 CPU_SHARE_MAX = 0.1
-"""Looks take no more of a core: of many partitions there are fewer a second."""
+"""The greatest share of a core that polls may use: with many partitions there are fewer polls a
+second.
+"""
 SIZES_INTERVAL_S = 15.0
 NODE_TIMEOUT_S = 1.0
 WATCH_PAUSE_S = 0.5
@@ -42,8 +44,8 @@ JOIN_S_MAX = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sink:
-    """The takers of what is found; each is called on a thread of the poller's. ``on_view`` also
-    gets the moment that ``live_state.moment_of`` makes of the view.
+    """The receivers of the results; each is called on a thread of the poller. ``on_view`` also gets
+    the moment that ``live_state.moment_of`` makes of the view.
     """
 
     on_view: Callable[[View, str], None]
@@ -52,20 +54,20 @@ class Sink:
 
 
 class Poller:
-    """The two threads, from ``start`` to ``stop``."""
+    """The two threads; they run from ``start`` to ``stop``."""
 
     def __init__(self, admin: Admin, sink: Sink, interval_s: float) -> None:
         self._admin = admin
         self._sink = sink
         self._interval_s = interval_s
         self._stopping = threading.Event()
-        self._watched = threading.Event()  # set while somebody looks
-        self._wake = threading.Event()  # ends the pause between two looks
-        self._table: Table | None = None  # of the last look; the watch begins from there
-        self._call: Any = None  # the WatchTable stream that is open
+        self._watched = threading.Event()  # set while a browser is connected
+        self._wake = threading.Event()  # ends the pause between two polls
+        self._table: Table | None = None  # of the last poll; the watch begins from its version
+        self._call: Any = None  # the open WatchTable stream
         self._channels = Channels()
         self._threads = [
-            threading.Thread(target=self._look_until_stopped, name="console-looks", daemon=True),
+            threading.Thread(target=self._poll_until_stopped, name="console-polls", daemon=True),
             threading.Thread(target=self._watch_until_stopped, name="console-table", daemon=True),
         ]
 
@@ -84,14 +86,16 @@ class Poller:
         self._channels.close()
 
     def set_watched(self, watched: bool) -> None:
-        """Say whether somebody looks: then the next look comes at once."""
+        """Set whether a browser is connected; when the first one connects, the next poll begins at
+        once.
+        """
         if watched and not self._watched.is_set():
             self._wake.set()
         (self._watched.set if watched else self._watched.clear)()
 
-    # --- looks ------------------------------------------------------------------------------------
+    # --- polls ------------------------------------------------------------------------------------
 
-    def _look_until_stopped(self) -> None:
+    def _poll_until_stopped(self) -> None:
         overview, sized_at = Overview(), -SIZES_INTERVAL_S
         with Observer(self._admin, timeout_s=NODE_TIMEOUT_S) as observer, Replicas() as nodes:
             while not self._stopping.is_set():
@@ -112,7 +116,7 @@ class Poller:
         if status is None or table is None or not table.bootstrapped:
             return
         used = [int(row.partition_id) for row in table.used_rows]
-        with contextlib.suppress(KoinonError):  # without them the map has no colour by size
+        with contextlib.suppress(KoinonError):  # without sizes the map lacks its colours by size
             self._sink.on_sizes(nodes.sizes(status, used))
 
     # --- changes of the table ---------------------------------------------------------------------
@@ -129,10 +133,10 @@ class Poller:
                 self._watch(address, table)
             except (grpc.RpcError, KoinonError) as error:
                 reason = in_words(error) if isinstance(error, grpc.RpcError) else str(error)
-                log.debug("watch ended coordinator=%s error=%s", address, reason)
+                log.debug("table watch ended coordinator=%s error=%s", address, reason)
 
     def _watch(self, address: str, table: Table) -> None:
-        """Hand on what one stream brings, until it ends."""
+        """Pass on the updates of one WatchTable stream until it ends."""
         stub: Any = table_pb2_grpc.TableServiceStub(self._channels.channel(address))
         request = table_pb2.GetTableRequest(
             cluster_id=table.cluster.cluster_id, known_version=table.table_version

@@ -1,6 +1,6 @@
-"""The last versions of the table that this process has seen, each with what changed in it. Pure.
+"""The last versions of the table that this process has received, with the changes of each. Pure.
 
-Versions share the rows that did not change. A version that this process never received is absent;
+Versions share the rows that did not change. A version that this process never received is missing;
 the next step names the version that it was compared with (``base_version``).
 """
 
@@ -14,13 +14,13 @@ from koinon_proto.contract.table import Table, TableUpdate, apply_update
 
 VERSIONS_MAX = 500
 ROW_PLACES_MAX = 4_000_000
-"""The rows of all versions together, shared or not: 8 bytes each."""
+"""The limit on the rows of all versions together, shared or not; each takes 8 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableStep:
-    """A version of the table, when it was seen here, and what had changed since ``base_version``
-    (0: the first one that was seen).
+    """A version of the table, the time when it arrived, and the changes since ``base_version`` (0:
+    it is the first version here).
     """
 
     version: int
@@ -30,8 +30,8 @@ class TableStep:
 
 
 class TableHistory:
-    """The newest table and the versions before it, oldest first. ``changed`` are the partitions
-    whose rows the last step has changed.
+    """The newest table and the versions before it, oldest first. ``changed``: the partitions whose
+    rows the last step changed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class TableHistory:
 
     @property
     def table(self) -> Table | None:
-        """The newest version; None: no bootstrapped table was seen yet."""
+        """The newest version; None: no bootstrapped table has arrived yet."""
         return self._kept[-1][1] if self._kept else None
 
     @property
@@ -51,7 +51,7 @@ class TableHistory:
         return next((table for step, table in self._kept if step.version == version), None)
 
     def take(self, update: TableUpdate, unix_s: float) -> TableStep | None:
-        """Take a table or a delta; return the step if it brought a newer version.
+        """Add a table or a delta; return the step if it brought a newer version.
 
         Raises:
             WrongClusterError: it belongs to another cluster.
@@ -73,7 +73,9 @@ class TableHistory:
         return step
 
     def take_whole(self, table: Table, unix_s: float) -> TableStep | None:
-        """Take a table as a status has it, sharing the rows that are known here."""
+        """Add a whole table from a status reply; rows that did not change are shared with the
+        version before.
+        """
         held = self.table
         if held is not None:
             table.cluster.check_id(held.cluster.cluster_id, required=True)

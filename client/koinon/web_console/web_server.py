@@ -45,14 +45,15 @@ USER_TIMEOUT_MS = 3_000
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleSettings:
-    """Where and for whom the console is.
+    """The console's address and the access to it.
 
     Attributes:
-        listen: ``host:port``; port 0: a free one.
-        certificate: a PEM file with a key and a certificate, by which it speaks HTTPS; '': HTTP.
-        host_names: by which browsers call it, beside loopback names and the host of ``listen``.
-        code: what browsers must show; '': one is made where one is required.
-        interval_s: between two looks at the cluster while somebody watches.
+        listen: ``host:port``; port 0: a free port.
+        certificate: a PEM file with a key and a certificate for HTTPS; '': the console speaks HTTP.
+        host_names: names by which browsers call it, beside loopback names and the host of
+            ``listen``.
+        code: the code that browsers must show; '': a random one where a code is required.
+        interval_s: the time between two polls of the cluster while a browser is connected.
     """
 
     listen: str
@@ -67,12 +68,12 @@ class ConsoleSettings:
 
     @property
     def is_local(self) -> bool:
-        """True if only programs of this machine reach it."""
+        """True if only programs of this machine can reach it."""
         return self.host in LOOPBACK
 
 
 class ConsoleServer(Closing):
-    """A console, from ``start`` to ``close``. ``url`` lets one in who opens it."""
+    """A console, which runs from ``start`` to ``close``. Opening ``url`` in a browser logs in."""
 
     def __init__(self, coordinators: str, settings: ConsoleSettings, *, timeout_ms: int) -> None:
         """Bind the port.
@@ -94,13 +95,13 @@ class ConsoleServer(Closing):
 
     @property
     def address(self) -> str:
-        """The host and the port that it listens on."""
+        """The host and the port that the console listens on."""
         return f"{self._settings.host}:{self._socket.getsockname()[1]}"
 
     @property
     def url(self) -> str:
-        """The address for a browser, with the code where one is required. (What follows the # is
-        never sent.)
+        """The address for a browser, with the code if one is required. (A browser does not send the
+        part behind #.)
         """
         scheme = "https" if self._settings.certificate else "http"
         names = self._settings.host_names
@@ -111,7 +112,7 @@ class ConsoleServer(Closing):
         return f"{scheme}://{address}/" + (f"#{self._code}" if self._code else "")
 
     def start(self) -> None:
-        """Serve, until ``close``. Returns once browsers are answered.
+        """Begin to serve; return once browsers are answered.
 
         Raises:
             ConfigurationError: the server ended at once.
@@ -120,7 +121,7 @@ class ConsoleServer(Closing):
         deadline = time.monotonic() + START_S_MAX
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise ConfigurationError(reason="the HTTP server of the console does not start")
+                raise ConfigurationError(reason="the console's HTTP server ended at its start")
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -138,9 +139,11 @@ class ConsoleServer(Closing):
         self._broadcast = Broadcast(self._state.journal)
         gate = Gate(names=names, code=self._code)
         sink = Sink(
-            on_view=self._told(self._state.take_look),
-            on_sizes=self._told(self._state.take_sizes),
-            on_update=self._told(lambda update: self._state.take_update(update, time.time())),
+            on_view=self._on_event_loop(self._state.apply_view),
+            on_sizes=self._on_event_loop(self._state.apply_sizes),
+            on_update=self._on_event_loop(
+                lambda update: self._state.apply_update(update, time.time())
+            ),
         )
         self._poller = Poller(self._admin, sink, self._settings.interval_s)
         console = Console(
@@ -164,8 +167,10 @@ class ConsoleServer(Closing):
             )
         )
 
-    def _told(self, take: Callable[..., None]) -> Callable[..., None]:
-        """Return what hands a finding to the event loop, where the state is changed."""
+    def _on_event_loop(self, take: Callable[..., None]) -> Callable[..., None]:
+        """Wrap ``take`` so that it runs on the event loop, which owns the state, and wakes the
+        readers if it added to the journal.
+        """
 
         def taken(*found: Any) -> None:
             last = self._state.journal.last
@@ -182,7 +187,7 @@ class ConsoleServer(Closing):
         loop = asyncio.get_running_loop()
 
         def call(function: Callable[..., None], *arguments: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is told
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and its readers with it
                 loop.call_soon_threadsafe(function, *arguments)
 
         self._loop_call = call
@@ -210,14 +215,15 @@ def _bound_names(settings: ConsoleSettings) -> tuple[str, ...]:
 
 
 def _identity() -> BundleFile | None:
-    """Return the identity file that this process connects with; None: it connects without TLS."""
+    """Return the identity file of this process; None: it connects without TLS."""
     path = os.environ.get(BUNDLE_VARIABLE, "")
     return BundleFile(path, frozenset(Kind)) if path else None
 
 
 def _user_check(coordinators: str, identity: BundleFile | None) -> Callable[[str], bool]:
-    """Return what asks the cluster whether a token's user may look at it. Only with a certificate
-    that names nobody a token says who calls: with a user's, every text would be let in.
+    """Return a function that asks the cluster whether a text is the token of a user who may view
+    it. Without a client certificate that names no user it returns False always: with a user's own
+    certificate the cluster would accept every text.
     """
     if identity is None or identity.current().principal.kind is not Kind.CLIENT:
         return lambda _: False

@@ -73,20 +73,20 @@ def test_take_returns_in_order_up_to_the_rows_and_marks_as_sent() -> None:
     operations = [single() for _ in range(6)]
     for operation in operations:
         queue.add(operation)
-    assert queue.take() == operations[:4]
+    assert queue.next_batch() == operations[:4]
     assert [operation.sent for operation in operations] == [True] * 4 + [False] * 2
-    assert queue.take() == operations[4:]
-    assert queue.take() == []
+    assert queue.next_batch() == operations[4:]
+    assert queue.next_batch() == []
 
 
 def test_take_stops_at_the_bytes_but_never_takes_nothing() -> None:
     queue = lane(bytes_max=100)
     for size in (300, 40, 40, 40):
         queue.add(single(Kind.PUT, value=b"x" * size))
-    assert [len(queue.take()) for _ in range(3)] == [1, 2, 1]
+    assert [len(queue.next_batch()) for _ in range(3)] == [1, 2, 1]
 
 
-@pytest.mark.parametrize("emptied", [NodeQueue.take, NodeQueue.drain])
+@pytest.mark.parametrize("emptied", [NodeQueue.next_batch, NodeQueue.drain])
 def test_queue_gives_no_operation_whose_caller_is_gone(
     emptied: Callable[[NodeQueue], list[PendingOperation]],
 ) -> None:
@@ -271,11 +271,11 @@ def test_operation_that_stands_in_two_queues_is_sent_once_at_a_time() -> None:
     put = single(Kind.PUT)
     for queue in (first, second):
         queue.add(put)
-    assert first.take() == [put]
-    assert second.take() == [], "it is under way"
+    assert first.next_batch() == [put]
+    assert second.next_batch() == [], "it is under way"
     assert settle([put], LEASE) is not None
     second.add(put)
-    assert second.take() == [put], "its next attempt"
+    assert second.next_batch() == [put], "its next attempt"
 
 
 def test_resume_of_an_earlier_attempt_does_nothing() -> None:

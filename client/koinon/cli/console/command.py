@@ -53,10 +53,11 @@ UNAVAILABLE = 3
 INTERRUPTED = 130
 
 DEFAULT_TIMEOUT_MS = 5000
-TOKEN_FILE_VARIABLE = "KOINON_TOKEN_FILE"  # as security.transport has it, which imports gRPC
+# the default of security.transport, whose import would import gRPC
+TOKEN_FILE_VARIABLE = "KOINON_TOKEN_FILE"
 KEYSPACE_VARIABLE = "KOINON_KEYSPACE"
 CLUSTER_ID = "KOINON_CLUSTER_ID"
-"""Names the cluster that an operator means: any other refuses."""
+"""The id of the expected cluster: any other cluster refuses the call."""
 CONNECTION_PANEL = "Connection and output"
 
 _EXIT_CODES: dict[type[KoinonError], int] = {
@@ -91,13 +92,13 @@ class Session:
         return self.timeout_ms if self.timeout_given else default_ms
 
     def connect(self) -> Client:
-        """Connect the blocking client."""
+        """Connect a blocking client."""
         import koinon
 
         return koinon.connect(self.coordinators, timeout_ms=self.timeout_ms, keyspace=self.keyspace)
 
     def admin(self, default_timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Admin:
-        """Connect to the coordinators for an operator's calls."""
+        """Connect to the coordinators for operators' calls."""
         from koinon.operate.admin import Admin
 
         return Admin(
@@ -107,13 +108,14 @@ class Session:
         )
 
     def ask(self, question: str, *, yes: bool, shows: str = "") -> None:
-        """Ask for leave to carry out a change; return if it was given, or if ``yes`` is.
+        """Ask the operator to confirm a change; return if the answer is yes, or at once with
+        ``yes``.
 
         Args:
-            shows: the option of the command that only shows the change, in a clause.
+            shows: a clause about the option that only shows the change, for the advice.
 
         Raises:
-            RefusedError: nobody can be asked.
+            RefusedError: there is no terminal to ask on.
             typer.Exit: the answer was no.
         """
         if yes:
@@ -130,11 +132,11 @@ class Session:
 
 
 class RefusedError(Exception):
-    """A command does nothing, and says why not and what would help.
+    """A command refuses to do something; the text says why and what to do instead.
 
     Args:
-        error: the problem as programs are told it, where that differs.
-        better: what would be better, for programs.
+        error: the error for ``--json``, if it differs from the text.
+        better: the suggested alternative, for ``--json``.
     """
 
     def __init__(
@@ -170,8 +172,8 @@ def duration_ms(text: str) -> int:
 
 
 def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
-    """Refuse an option that was given without a value: a default would take its place unnoticed.
-    ``value``: a text, or the texts of an option that may be repeated.
+    """Refuse an option with an empty value, which would silently mean the default. ``value``: a
+    text, or the texts of an option that may be repeated.
     """
     source = context.get_parameter_source(str(parameter.name))
     is_empty = "" in value if isinstance(value, list) else value == ""
@@ -257,8 +259,8 @@ CONNECTION_OPTIONS = {"coordinators", "tls_bundle", "token_file", "timeout"}
 
 @contextlib.contextmanager
 def _identity(chosen: Mapping[str, Any]) -> Iterator[None]:
-    """Have what connects find the files that the options name: where it looks by itself, as Spark's
-    workers do, which inherit it.
+    """Set the environment variables of the identity file and the token file from the options, while
+    this is open: connections look there, also those of Spark's workers, which inherit them.
     """
     named = {
         BUNDLE_VARIABLE: chosen.get("tls_bundle"),
@@ -278,7 +280,7 @@ def _identity(chosen: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _chosen(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
-    """The common options as given after the command's name, or before it."""
+    """Return the common options, from after the command's name or else from before it."""
     before = context.find_root().obj or {}
     return {name: given.get(name) or before.get(name) for name, _, _ in _COMMON}
 
@@ -312,12 +314,13 @@ def command(
     connects: bool = True,
     keyed: bool = False,
 ) -> Register:
-    """Register ``function(session, …)`` as a command of ``app``, under its own name if none is
-    given. It returns a ``Reply``, or an exit code if it has printed its answer itself.
+    """Return a decorator that registers ``function(session, …)`` as a command of ``app``; ``name``
+    "": the function's name. The function returns a ``Reply``, or an exit code if it has printed its
+    answer itself.
 
     Args:
-        connects: whether it has the options for a connection to a cluster.
-        keyed: whether it is about keys, and has the option for their keyspace.
+        connects: True if the command takes the options for a connection to a cluster.
+        keyed: True if the command takes keys, and so the option for their keyspace.
     """
 
     def register(function: Body) -> Body:
@@ -334,7 +337,9 @@ def command(
 
 
 def default_command(app: typer.Typer) -> Register:
-    """Register what a group of commands does when it is called without a subcommand."""
+    """Return a decorator that registers the function for a group of commands without a
+    subcommand.
+    """
 
     def register(function: Body) -> Body:
         run = _with_common_options(function)
@@ -345,7 +350,7 @@ def default_command(app: typer.Typer) -> Register:
 
 
 def _help_text(function: Body) -> str:
-    """A docstring with its paragraphs' lines joined, to be wrapped to the terminal's width."""
+    """Return a docstring with each paragraph on one line, for the terminal to wrap."""
     paragraphs = (inspect.getdoc(function) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -353,7 +358,9 @@ def _help_text(function: Body) -> str:
 def _with_common_options(
     function: Body, *, connects: bool = True, keyed: bool = False
 ) -> Callable[..., None]:
-    """Return the function as Typer takes it: with the common options in its signature."""
+    """Return a wrapper of the function with the common options in the signature that Typer
+    reads.
+    """
     common = [
         row
         for row in _COMMON
@@ -406,7 +413,7 @@ def _with_common_options(
 
 
 def _fields_of(group: type) -> list[inspect.Parameter]:
-    """Return a dataclass of options that several commands have as parameters."""
+    """Return the fields of a dataclass of options as parameters."""
     return list(inspect.signature(group, eval_str=True).parameters.values())
 
 
@@ -419,19 +426,20 @@ def guarded(
     called: str = "",
     options: Mapping[str, str] = {},
 ) -> NoReturn:
-    """Run a command's body and end with its exit code, whatever happens but an OutputError, which
-    ``app.run`` reports.
+    """Run a command's body, and end the process with its exit code. Only an OutputError passes,
+    which ``app.run`` reports.
 
     Args:
-        coordinators: those that were given, for the advice; '': the default.
-        called: the command, for the advice.
-        options: those of the command, the flag by the parameter's name.
+        coordinators: the value of --coordinators, for the advice; '': the default.
+        called: the command's name, for the advice.
+        options: the command's options: the flag by the parameter's name.
     """
     try:
         code = function()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question; all are asked beforehand
+    # Ctrl-C or Ctrl-D at a question; commands ask before they change anything
+    except typer.Abort as abort:
         output.note("\nno answer: nothing was changed")
         code = USAGE if isinstance(abort.__context__, EOFError) else INTERRUPTED
     except RefusedError as refusal:
@@ -452,13 +460,14 @@ def guarded(
 
 
 def message_of(error: KoinonError | OSError) -> str:
-    """The error in a line, with the file's name where it is about one, and with the id by which
-    servers' logs know the request.
+    """Return the error in one line, with the file's name if it concerns a file, and with the
+    request id by which servers' logs know the request.
     """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = str(error)
-    if not isinstance(error, LocalClusterError):  # which shows the end of a log
+    # whose text has several lines, from the end of a log
+    if not isinstance(error, LocalClusterError):
         text = printable.printable(text)
     request_id = error.request_id if isinstance(error, KoinonError) else ""
     return text if request_id in text else f"{text} [request {request_id}]"
@@ -467,7 +476,7 @@ def message_of(error: KoinonError | OSError) -> str:
 def fail(
     error: KoinonError | OSError, *, debug: bool, coordinators: str = "", called: str = ""
 ) -> int:
-    """Say what went wrong and what to do next; return the exit code."""
+    """Print the error and advice on standard error; return the exit code."""
     advice = _advice(error, coordinators, called) if isinstance(error, KoinonError) else ""
     output.problem(f"{message_of(error)}{advice}")
     if debug:
@@ -494,7 +503,9 @@ def _dead_members_advice(coordinators: str) -> str:
 
 
 def _reach_advice(called: str) -> str:
-    """Return what to try where no server answers: other commands than the one that was called."""
+    """Return advice for the case that no server answers; it leaves out the command that was
+    called.
+    """
     advice = {
         "koinon up": "'koinon up' starts a local one",
         "": "--coordinators or KOINON_COORDINATORS says where another is",

@@ -1,5 +1,5 @@
-"""Help and wrong usage, which typer prints with rich: on our console. rich takes as long to import
-as all else that a single ``get`` needs, so it is imported when typer is about to print.
+"""Prints typer's help and usage errors on our console. rich takes as long to import as everything
+else that a single ``get`` needs, so it is imported only when typer is about to print.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-_USAGE_ERROR: Any = typer.BadParameter.__base__  # typer brings click along, or imports it
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # typer depends on click, or contains it
 
 
 def _give_console() -> None:
@@ -22,7 +22,9 @@ def _give_console() -> None:
 
 @contextmanager
 def _printing_errors() -> Iterator[None]:
-    """Let typer print what leaves this, but for the exit code of a command that has ended."""
+    """Put our console in place when an error is raised here, before typer prints it. typer.Exit
+    passes.
+    """
     try:
         yield
     except typer.Exit:
@@ -33,8 +35,8 @@ def _printing_errors() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """A command whose help our console prints, and which names ``--`` where a key, a value or
-    another argument that begins with a dash was taken for an option.
+    """A command whose help our console prints. Its errors suggest ``--`` where an argument that
+    begins with a dash was taken for an option.
     """
 
     def parse_args(self, context: Any, given: list[str]) -> list[str]:
@@ -61,7 +63,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands whose help, and whose commands' errors, our console prints."""
+    """A group of commands that prints its help, and its commands' errors, on our console."""
 
     def format_help(self, *given: Any) -> None:
         _give_console()

@@ -1,4 +1,4 @@
-"""Writes answers: tables and lines for people, JSON for programs, exact bytes when asked."""
+"""Writes answers: tables and lines for people, JSON for programs, exact bytes on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from koinon_proto.process import printable
 from koinon_proto.process.printable import OutputError, goes_to_terminal
 
-if TYPE_CHECKING:  # a command that prints a value, or JSON, does not import rich
+# rich is imported only on use: a command that prints a value or JSON does without
+if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from koinon.cli.console.terminal import Console
@@ -21,14 +22,14 @@ if TYPE_CHECKING:  # a command that prints a value, or JSON, does not import ric
 PIPE_WIDTH = 200
 NOT_PRINTED = 4
 BROKEN_PIPE = 141
-"""Exit codes of a command that did its work, and whose result could not be printed: on the whole,
-or because the program that reads it has ended.
+"""Exit codes of a command that succeeded but could not print its result: in general, and because
+the reading program has ended.
 """
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console; wide where it is no terminal, so that piped tables are neither cut nor
-    wrapped. A key such as ``user:key:1`` is printed as it is: no part stands for an emoji.
+    """Return a console. It is wide if its stream is no terminal, so that piped tables are neither
+    cut nor wrapped. It replaces no part of a text, such as ``:key:``, by an emoji.
     """
     from koinon.cli.console.terminal import Console
 
@@ -40,19 +41,19 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def escape(text: str) -> str:
-    """Return text of others as a part of one line of markup, in which it stands for itself."""
+    """Return a text escaped for a line of rich's markup."""
     from rich import markup
 
     return markup.escape(printable.printable(text))
 
 
 def somebody_is_there() -> bool:
-    """Return whether a question would reach a person."""
+    """Return whether standard input is a terminal, so that a person can answer a question."""
     return sys.stdin.isatty()
 
 
 def problem(message: str) -> None:
-    """One line on standard error (further lines hold advice)."""
+    """Print an error in one line on standard error; further lines hold advice."""
     head, _, rest = message.partition("\n")
     printer = console(stderr=True)
     printer.print(f"[bold red]koinon:[/] {escape(head)}", soft_wrap=True)
@@ -61,14 +62,15 @@ def problem(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """A remark on standard error, out of the way of what is piped."""
+    """Print a remark on standard error, apart from piped output."""
     console(stderr=True).print(message, style="dim", soft_wrap=True, markup=False)
 
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Print a result within this: if that fails, the error names ``what`` could not be printed, as
-    the subject of a sentence, and what was done before: "the record was deleted, but its result".
+    """A context for printing a result. If printing fails, the error says that ``what`` could not be
+    printed. ``what`` is the subject of that sentence and names the work that was done: "the record
+    was deleted, but its result".
     """
     try:
         yield
@@ -79,7 +81,7 @@ def telling(what: str) -> Iterator[None]:
 
 
 def tell_unprinted(error: OutputError) -> int:
-    """Say that the output failed, unless its reader has just ended; return the exit code."""
+    """Report that the output failed, unless its reader has just ended; return the exit code."""
     printable.let_go()
     if error.reader_is_gone:
         return BROKEN_PIPE
@@ -88,7 +90,9 @@ def tell_unprinted(error: OutputError) -> int:
 
 
 def table(*columns: str, title: str | None = None) -> RichTable:
-    """An aligned table without lines; a column whose name starts with '>' is right-aligned."""
+    """Return an aligned table without lines; a column whose name starts with '>' is
+    right-aligned.
+    """
     from rich.table import Table as RichTable
 
     made = RichTable(
@@ -111,8 +115,8 @@ def table(*columns: str, title: str | None = None) -> RichTable:
 
 
 def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
-    """Print a table, without the blanks that fill its last column. Where it
-    is too wide, columns are left out as far as needed, in the order of ``expendable``.
+    """Print a table without the trailing blanks of its last column. If it is too wide, leave out
+    columns in the order of ``expendable``.
     """
     printer = console()
     made = fitted(printer, made, expendable)
@@ -124,7 +128,9 @@ def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
 
 
 def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> RichTable:
-    """Return the table, without columns that do not fit, in the order of ``expendable``."""
+    """Return the table without the columns that do not fit, left out in the order of
+    ``expendable``.
+    """
     for name in expendable:
         if _width(printer, made) <= printer.width:
             break
@@ -133,7 +139,7 @@ def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> Rich
 
 
 def _width(printer: Console, made: RichTable) -> int:
-    """The width at which nothing is folded; the padding behind the last column does not count."""
+    """Return the width at which no cell is folded, without the padding behind the last column."""
     from rich.measure import Measurement
 
     options = printer.options.update(width=10_000)
@@ -152,7 +158,7 @@ def _without(made: RichTable, name: str) -> RichTable:
 
 
 def json_bytes(data: bytes) -> str | dict[str, str]:
-    """Bytes in JSON: the text they are as UTF-8, else ``{"base64": …}``."""
+    """Return bytes for JSON: as text if they are UTF-8, else ``{"base64": …}``."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -160,20 +166,22 @@ def json_bytes(data: bytes) -> str | dict[str, str]:
 
 
 def print_json(answer: Any) -> None:
-    """One JSON value on one line, at once: who reads it through a pipe may be waiting for it."""
+    """Print one JSON value on one line and flush it: a program may be waiting at the end of a
+    pipe.
+    """
     write_line(json_text(answer), flush=True)
 
 
 def json_text(answer: Any) -> str:
     """Return one JSON value on one line of ASCII: the same bytes whatever the output's encoding,
-    and nothing that a terminal obeys.
+    and without terminal escapes.
     """
     return json.dumps(answer, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
 def print_failure(answer: Mapping[str, Any]) -> None:
-    """Tell programs why the command failed, as JSON. Output that fails, too, hides no failure: the
-    message is on standard error, and the exit code is the command's own.
+    """Print the cause of a command's failure as JSON. An error in printing is ignored: the message
+    is on standard error, and the exit code is the command's.
     """
     with suppress(OutputError):
         print_json(answer)

@@ -1,4 +1,4 @@
-"""Shows a command's progress: a picture on a terminal, a line now and then elsewhere."""
+"""Shows a command's progress: a bar on a terminal, a line at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 BAR_WIDTH = 28
 LINE_EVERY_S = 5.0
-"""Between two lines of progress where there is no terminal."""
+"""The time between two lines of progress if there is no terminal."""
 
 
 @contextmanager
@@ -23,8 +23,8 @@ def progress(
     live: Callable[[], AbstractContextManager[Callable[[T], None]]],
     plain: Callable[[T], None],
 ) -> Iterator[Callable[[T], None]]:
-    """Yield a function that shows a state of the work: it does nothing if ``quiet``, draws by
-    ``live`` where standard error is a terminal, and is ``plain`` elsewhere.
+    """Yield a function that shows the state of the work: no output if ``quiet``, the drawing of
+    ``live`` if standard error is a terminal, else ``plain``.
     """
     if quiet:
         yield lambda _state: None
@@ -35,15 +35,15 @@ def progress(
         yield plain
 
 
-def now_and_then(
+def line_at_intervals(
     line: Callable[[T], str],
     *,
     at_once: bool = False,
     say: Callable[[str], None] = output.note,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[T], None]:
-    """Return a function that says a line about a state, at most once in ``LINE_EVERY_S``. It says
-    neither an empty line nor the last line again.
+    """Return a function that prints a line about a state, at most one in ``LINE_EVERY_S``. An empty
+    line, or the same line as before, is not printed.
     """
     last_at = float("-inf") if at_once else clock()
     last = ""
@@ -61,18 +61,18 @@ def now_and_then(
 def work_progress(
     quiet: bool, what: str, total: int | None, text: Callable[[], str]
 ) -> AbstractContextManager[Callable[[int], None]]:
-    """Return a context whose function is told the position of the work; it shows the share of
-    ``total`` (None: unknown) that is done, and about how long the rest takes.
+    """Return a context with a function that takes the position of the work; it shows the done share
+    of ``total`` (None: unknown) and an estimate of the remaining time.
 
     Args:
-        what: the work, in a word.
-        text: more about it, asked for anew each time.
+        what: the work, in one word.
+        text: returns further text; called for each update.
     """
 
     def line(position: int) -> str:
         return text() if total is None else f"{100 * position / max(1, total):3.0f} %  {text()}"
 
-    return progress(quiet, lambda: _work_bar(what, total, text), now_and_then(line))
+    return progress(quiet, lambda: _work_bar(what, total, text), line_at_intervals(line))
 
 
 @contextmanager
@@ -101,7 +101,9 @@ def _work_bar(
 
 
 def rows_and_rate(rows: Callable[[], int]) -> Callable[[], str]:
-    """Return a function whose text has the rows so far, and their rate since this call."""
+    """Return a function that returns the number of rows so far and the rate since this call, as
+    text.
+    """
     began = time.monotonic()
 
     def text() -> str:

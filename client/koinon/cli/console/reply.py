@@ -1,8 +1,8 @@
-"""The answer of a command: typed data, and how people see it.
+"""The answer of a command: typed data, and its form for people.
 
-A command returns a ``Reply``. Its ``answer`` (a frozen dataclass, or a list of them) is what
-programs get, by ``json_of``. Its ``people`` are blocks (lines and tables) of plain data. ``write``
-alone prints either. Text of others needs no escape here: none is taken for markup.
+A command returns a ``Reply``. Its ``answer`` (a frozen dataclass, or a list of them) is printed as
+JSON for programs, by ``json_of``. Its ``people`` are blocks (lines and tables) of plain data. Only
+``write`` prints. Texts need no escaping here: none is read as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Styled(NamedTuple):
 
 
 Cell = Any
-"""A text, a number, Styled, None (nothing), or a bar of rich's."""
+"""A text, a number, Styled, None (an empty cell), or a bar of rich's."""
 Line = str | Styled | Sequence[str | Styled]
 
 
@@ -34,11 +34,11 @@ class Column:
     """A column of a table; ``>`` before the name aligns it on the right.
 
     Attributes:
-        cell: the row's attribute of this name, or a function of the row. Numbers are grouped by
+        cell: the name of the row's attribute, or a function of the row. Numbers are grouped by
             thousands.
-        narrow: a terminal that is too narrow leaves columns out, the smallest number first; 0:
-            this one always stays.
-        if_any: left out where every cell is empty.
+        narrow: a terminal that is too narrow leaves columns out, the smallest number first; 0: the
+            column always stays.
+        if_any: the column is left out if all its cells are empty.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under columns; without ``header`` a list of facts."""
+    """Rows under columns; without ``header`` a list of names and values."""
 
     columns: Sequence[Column]
     rows: Sequence[Any]
@@ -67,29 +67,29 @@ Block = Line | Table
 
 
 def facts(pairs: Mapping[str, str | None]) -> Table:
-    """Return a table of names and what is known of each; '' or None: nothing, it is left out."""
+    """Return a table of names and values; pairs whose value is '' or None are left out."""
     rows = [(name, text) for name, text in pairs.items() if text]
     columns = [Column("", lambda row: Styled(row[0], "dim")), Column("", lambda row: row[1])]
     return Table(columns, rows, header=False)
 
 
 def remark(head: str, style: str, text: str) -> Line:
-    """Return a line that begins with a word in a style of its own."""
+    """Return a line whose first word has a style of its own."""
     return [Styled(head, style), f" {text}"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a command.
+    """The result of a command.
 
     Attributes:
-        answer: for programs.
-        people: the lines and tables for people; one line alone may stand without a list.
+        answer: the data for programs.
+        people: the lines and tables for people; a single line needs no list.
         code: the exit code.
-        done: what was done before, as the beginning of a sentence that ends with "could not be
-            printed"; '': the first line of ``people`` says it.
-        notes: remarks to people, on standard error.
-        each: programs get each part of the answer on a line of its own.
+        done: the work that was done, as the beginning of a sentence that ends with "could not be
+            printed"; '': the first line of ``people``.
+        notes: remarks for people, on standard error.
+        each: True: programs get each part of the answer on a line of its own.
     """
 
     answer: Any
@@ -130,10 +130,13 @@ def expendable(table: Table) -> list[str]:
 
 
 def rich_block(block: Block) -> Any:
-    """Return the block as rich prints it: each text as it is, whatever markup it looks like."""
+    """Return the block for rich to print, with its texts shown literally, whatever markup they look
+    like.
+    """
     if not isinstance(block, Table):
         shown = _text(block)
-        shown.no_wrap = " " not in shown.plain  # a secret, say, that somebody copies
+        # not wrapped: a person may copy it, such as a secret
+        shown.no_wrap = " " not in shown.plain
         return shown
     columns = block.kept()
     made = output.table(*(column.name for column in columns))
@@ -144,7 +147,7 @@ def rich_block(block: Block) -> Any:
 
 
 def _cell(cell: Any) -> Any:
-    """Return a cell for rich; bars and the like are rich's already."""
+    """Return a cell for rich; bars and the like are already rich's."""
     return _text(cell or "") if cell is None or isinstance(cell, str | Styled) else cell
 
 

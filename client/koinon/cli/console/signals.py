@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop, as something that can be waited for."""
+"""Turns signals that ask a command to stop into conditions that code can wait for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def _take_over(handler: Handler) -> dict[signal.Signals, Any]:
-    """Have the handler called by each signal that asks a command to stop; return the handlers
-    before. SIGHUP is left alone where nohup has it ignored.
+    """Install the handler for each signal that asks a command to stop; return the former handlers.
+    SIGHUP is left alone if nohup has it ignored.
     """
     before = {number: signal.getsignal(number) for number in _NUMBERS}
     if before[signal.SIGHUP] is signal.SIG_IGN:
@@ -27,7 +27,7 @@ def _take_over(handler: Handler) -> dict[signal.Signals, Any]:
 
 
 class Interrupt:
-    """Remembers a signal that asks the command to stop, so that work stops between two pieces; a
+    """Remembers a first signal that asks the command to stop, so that work stops at a good point; a
     second signal stops it at once.
     """
 
@@ -50,12 +50,11 @@ class Interrupt:
 
 
 class StopSignals:
-    """Ctrl-C (SIGINT), SIGTERM, SIGQUIT and SIGHUP, within ``with``, on the main thread.
+    """Handles Ctrl-C (SIGINT), SIGTERM, SIGQUIT and SIGHUP within ``with``, on the main thread.
 
-    They interrupt what runs (KeyboardInterrupt). That alone would not do: an interrupt that meets
-    a finalizer or a callback is lost with it. So what runs for long does so ``deferred``, and looks
-    by ``wait``. The handler takes no lock, for it may run while its own thread holds it: it writes
-    to a pipe.
+    A signal raises KeyboardInterrupt. If that happens in a finalizer or a callback, the exception
+    is lost. So long work runs ``deferred`` and polls ``wait``. The handler may run while its own
+    thread holds a lock, so it takes none: it writes to a pipe.
     """
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Interrupt at the end of this, if one has come by then, and not before."""
+        """A context that delays a signal's KeyboardInterrupt until its end."""
         self._interrupts = False
         yield
         self._interrupts = True
@@ -84,7 +83,9 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def wait(self, seconds: float) -> bool:
-        """Return True once one has come, be it long ago; False if none does for so long."""
+        """Return True once a signal has come, before or during the call; False after ``seconds``
+        without one.
+        """
         return bool(select.select([self._reading], [], [], seconds)[0])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

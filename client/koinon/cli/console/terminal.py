@@ -1,9 +1,8 @@
-"""The one console by which styled text reaches a terminal: rich's, with text escaped.
+"""The console through which all styled text reaches a terminal: rich's, with text escaped.
 
-Strings are escaped before they are laid out, so that columns stay aligned, and all text once more
-where it becomes segments (a ``Text`` that somebody has built by hand). What rich adds itself,
-colours and movements of the cursor, passes; links to elsewhere do not: markup may be part of a
-stranger's text.
+Strings are escaped before rich lays them out, so that columns stay aligned, and again when they
+become segments (for a ``Text`` built by hand). The codes that rich adds itself, colours and cursor
+movements, pass. Hyperlinks do not pass, since markup may be part of untrusted text.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Console(rich.console.Console):
 
 def _harmless(segment: Segment) -> Segment:
     text, style, control = segment
-    if control:  # rich's own: a movement of the cursor
+    if control:  # cursor movements that rich adds itself
         return segment
     if style is not None and style.link:
         style = style.update_link(None)
@@ -44,5 +43,7 @@ def _harmless(segment: Segment) -> Segment:
 
 
 def replace_console() -> None:
-    """Give this console to all code that imports rich's from now on, as typer does to print."""
+    """Make this console rich's own, for all code that imports rich from now on; typer prints
+    on it.
+    """
     rich.console.Console = Console  # type: ignore[assignment,misc]

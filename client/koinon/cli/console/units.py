@@ -15,15 +15,17 @@ from koinon_proto.contract.errors import InvalidArgumentError
 
 MAX_PARTITION = (1 << 16) - 1
 DIGITS_MAX = 20
-"""A longer number fits nowhere; Python refuses to read very long ones."""
+"""The length limit of a number; longer ones fit in no field, and Python refuses to read very long
+ones.
+"""
 UINT32_MAX, INT64_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
-"""Bounds of the fields that carry a number; the coordinators have closer ones of their own."""
+"""The ranges of the fields that carry a number; coordinators have narrower limits of their own."""
 _NO_LIMIT = ("off", "none", "unlimited")
 
 
 _UNITS = re.compile(r"_(ms|bytes)$")
 _OPTION_OF = {"partition_count": "partitions"}
-"""Fields of requests whose options have other names, apart from the unit."""
+"""Fields of requests whose options have another name, beside those that differ only by the unit."""
 
 
 def options_of(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
@@ -38,12 +40,12 @@ def options_of(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
 
 
 def as_given(error: InvalidArgumentError, options: Mapping[str, str]) -> InvalidArgumentError:
-    """Return the error in the words of the command line: it names the option in place of the field
-    of a request, and durations as they are typed, ``30d``, in place of milliseconds.
+    """Return the error in terms of the command line: with the option instead of the request's
+    field, and with durations as typed, ``30d``, instead of milliseconds.
 
     Args:
-        options: those of the command, the flag by the parameter's name. A field that is none of
-            them was not given as an option, and is left as it is.
+        options: the command's options, the flag by the parameter's name. A field without an option
+            keeps its name.
     """
     name = _UNITS.sub("", error.field)
     option = options.get(_OPTION_OF.get(name, name))
@@ -61,7 +63,7 @@ def as_given(error: InvalidArgumentError, options: Mapping[str, str]) -> Invalid
 
 
 def bytes_per_second(text: str) -> int:
-    """Return the bytes a second of ``50MB``, ``1GiB`` or ``800k``; 0 for ``0`` and ``off``."""
+    """Parse ``50MB``, ``1GiB`` or ``800k`` as bytes a second; ``0`` and ``off`` are 0."""
     text = text.strip()
     if text.lower() in _NO_LIMIT:
         return 0
@@ -79,7 +81,7 @@ def bytes_per_second(text: str) -> int:
 
 
 def rows_per_second(text: str) -> int:
-    """Return the rows a second of ``5000``; 0 for ``0`` and ``off``."""
+    """Parse ``5000`` as rows a second; ``0`` and ``off`` are 0."""
     text = text.strip()
     if text.lower() in _NO_LIMIT:
         return 0
@@ -89,7 +91,7 @@ def rows_per_second(text: str) -> int:
 
 
 def partition_ids(text: str) -> list[int]:
-    """Return the partitions (one at least) that ``3``, ``3,7`` or ``0-15,40`` name, ascending."""
+    """Parse ``3``, ``3,7`` or ``0-15,40`` as partition ids (one at least), ascending."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -98,7 +100,7 @@ def partition_ids(text: str) -> list[int]:
         if max(len(first), len(last)) > DIGITS_MAX or int(last or first) > MAX_PARTITION:
             raise typer.BadParameter(f"{text!r}: there are not so many partitions")
         begin, end = int(first), int(last or first)
-        if end < begin:  # no partitions would be taken for all of them
+        if end < begin:  # an empty list would mean all partitions
             raise typer.BadParameter(f"{text!r}: {begin}-{end} ends before it begins")
         found.update(range(begin, end + 1))
     return sorted(found)

@@ -1,7 +1,7 @@
-"""Finds the cluster that a command is for where ``--coordinators`` does not name it.
+"""Finds the cluster for a command without ``--coordinators``.
 
-What a user names is never replaced by a default: a command for a cluster that does not run would
-else reach another one, which has its usual addresses by now.
+A default never replaces a cluster that the user has named: if that cluster is down, its usual
+addresses may by now belong to another cluster.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from koinon_proto.contract.errors import ConfigurationError, KoinonError
 
 COORDINATORS_VARIABLE = "KOINON_COORDINATORS"
 DATA_VARIABLE = "KOINON_DATA"
-BUNDLE_VARIABLE = "KOINON_TLS_BUNDLE"  # as security.transport has it, which imports gRPC
+# the default of security.transport, whose import would import gRPC
+BUNDLE_VARIABLE = "KOINON_TLS_BUNDLE"
 USUAL_COORDINATORS = "127.0.0.1:7400,127.0.0.1:7401,127.0.0.1:7402"
 """The coordinators of the first ``koinon up`` on a machine."""
 
 
 def variable(name: str) -> str:
-    """Return the value of a variable that names a target; '' if it is not set.
+    """Return the value of an environment variable that names a target; '' if it is not set.
 
     Raises:
-        ConfigurationError: it is set to nothing, as by a script in which another variable is unset.
+        ConfigurationError: it is set to an empty text, as by a script whose own variable is unset.
     """
     value = os.environ.get(name)
     if value == "":
@@ -42,7 +43,8 @@ def variable(name: str) -> str:
 
 
 def data_directory(given: Path | None = None) -> Path:
-    """Return where the local cluster is: ``given``, else KOINON_DATA, else the default directory.
+    """Return the local cluster's directory: ``given``, else KOINON_DATA, else the default
+    directory.
 
     Raises:
         ConfigurationError: KOINON_DATA is set and empty.
@@ -57,13 +59,13 @@ def default_data_dir() -> Path:
 
 
 def default_coordinators() -> str:
-    """Return the coordinators that KOINON_COORDINATORS names, else those of the local cluster that
-    run; where no local cluster was ever made, the usual local addresses.
+    """Return the coordinators of KOINON_COORDINATORS, else the running coordinators of the local
+    cluster; if no local cluster was ever made, the usual local addresses.
 
     Raises:
         ConfigurationError: a variable is set and empty.
         ClusterStoppedError: the local cluster does not run, or KOINON_DATA names a directory
-            without one.
+            without a cluster.
     """
     if named := variable(COORDINATORS_VARIABLE):
         return named
@@ -86,7 +88,7 @@ def default_coordinators() -> str:
 
 
 def local_cluster() -> ClusterFile | None:
-    """The local cluster that runs on the data directory."""
+    """Return the local cluster that runs on the data directory, or None."""
     try:
         return running_cluster(data_directory())
     except KoinonError:
@@ -94,8 +96,8 @@ def local_cluster() -> ClusterFile | None:
 
 
 def take_local_identity(coordinators: str) -> None:
-    """Connect with the certificate that the local cluster has made, if these are its coordinators
-    and the environment names no other. What connects looks there.
+    """Use the certificate that the local cluster has made, if these are its coordinators and the
+    environment names no other: set the environment variable that connections read.
     """
     if os.environ.get(BUNDLE_VARIABLE):
         return

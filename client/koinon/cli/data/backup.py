@@ -1,4 +1,4 @@
-"""backup: makes backups at one consistent cut, lists, checks and deletes them."""
+"""backup: makes backups at one consistent cut; lists, checks and deletes them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class BackupAnswer:
 
 
 def backup_answer(manifest: Manifest) -> BackupAnswer:
-    """Return a backup as programs are told it."""
+    """Return a backup's answer for programs."""
     return BackupAnswer(
         backup_id=manifest.backup_id,
         cluster_id=manifest.cluster_id,
@@ -132,7 +132,7 @@ def backup_answer(manifest: Manifest) -> BackupAnswer:
 
 
 def at_text(unix_ms: int) -> str:
-    """Return a time for people: ``2026-11-28 12:00:05 UTC``."""
+    """Return a time as text: ``2026-11-28 12:00:05 UTC``."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -173,11 +173,11 @@ def create(
     throttle: Throttle = "off",
     wait: Wait = "60s",
 ) -> Reply | int:
-    """Back up keyspaces as they were at one moment: with a write, all that was acknowledged before
-    it was sent is in the backup.
+    """Back up keyspaces as of one moment: a backup with a write also has every write that was
+    acknowledged before that write was sent.
 
-    Writes go on; for the cut itself all wait for a moment, of 250 ms at most. Files are written by
-    this machine. A backup that fails, or is interrupted, leaves nothing.
+    Writes go on; during the cut itself they wait, for 250 ms at most. This machine writes the
+    files. A backup that fails or is interrupted leaves no files.
     """
     from koinon import __version__
     from koinon.backup.backup_job import BackupJob
@@ -206,7 +206,7 @@ def create(
 
 
 def _run(session: Session, job: BackupJob) -> Manifest | None:
-    """Make the backup, and show how far it is; None: interrupted."""
+    """Make the backup and show its progress; return None if it was interrupted."""
     from koinon.backup.cut_sessions import chosen_keyspaces
 
     chosen = chosen_keyspaces(job.cluster.routing().table, job.keyspaces)
@@ -247,7 +247,7 @@ def _created(manifest: Manifest, seconds: float) -> Reply:
     )
 
 
-# --- what there is -------------------------------------------------------------------------------
+# --- listing -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,10 +338,10 @@ def show(session: Session, destination: DestinationName, backup_id: BackupId = "
 
 
 def chosen(destination: Destination, backup_id: str) -> Manifest:
-    """Return the manifest of the backup with this id, or of the newest that is complete.
+    """Return the manifest of the backup with this id, or of the newest complete backup.
 
     Raises:
-        RefusedError: there is none.
+        RefusedError: there is no such backup.
     """
     if backup_id:
         from koinon.backup.manifest import is_backup_id
@@ -366,7 +366,7 @@ def chosen(destination: Destination, backup_id: str) -> Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckAnswer:
-    """The findings of a check of a backup."""
+    """The result of a check of a backup."""
 
     backup_id: str
     good: bool
@@ -442,11 +442,11 @@ def _check_blocks(answer: CheckAnswer) -> list[Block]:
     if more := len(answer.faults) - FAULTS_SHOWN_MAX:
         blocks += [f"… and {more:,} more"] if more > 0 else []
     for path in answer.unknown_files[:FAULTS_SHOWN_MAX]:
-        blocks.append(remark("Not of the backup:", "yellow", path))
+        blocks.append(remark("Files that do not belong to the backup:", "yellow", path))
     what = f"{count(answer.files, 'file')}, {bytes_text(answer.file_bytes)}"
     rows = f", {count(answer.rows, 'row')} read" if answer.deep else ""
     if answer.good:
-        return [*blocks, f"Backup {answer.backup_id} is what its manifest says: {what}{rows}."]
+        return [*blocks, f"Backup {answer.backup_id} matches its manifest: {what}{rows}."]
     faults = count(len(answer.faults), "fault")
     return [
         *blocks,
@@ -460,7 +460,7 @@ def _check_blocks(answer: CheckAnswer) -> list[Block]:
 
 @dataclass(frozen=True, kw_only=True)
 class PruneAnswer:
-    """The backups that were, or would be, deleted, and those that stay."""
+    """The backups that were, or would be, deleted, and the backups that are kept."""
 
     deleted: list[str]
     kept: list[str]

@@ -1,4 +1,6 @@
-"""batch: operations on keys that lie together, from a file of JSON lines, in one step."""
+"""batch: carries out operations of a file of JSON lines on keys with the same routing bytes, all or
+none.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ _FIELDS = {
     "delete": set[str](),
     "increment": {"by", "ttl_ms"},
 }
-"""The operations, and what a line may say beside the key."""
+"""The operations, and the fields that a line may have beside the key."""
 FILE_BYTES_MAX = 8 * MAX_ATOMIC_BYTES
-"""JSON writes a byte of a key or a value in six characters at most, ``\\u0000``."""
+"""JSON needs six characters at most for a byte of a key or a value, ``\u0000``."""
 
 
 @command(
@@ -92,10 +94,11 @@ def _lines(file: str) -> Iterator[tuple[int, bytes]]:
 def _built(
     begin: Callable[[bytes], Batch], lines: Iterator[tuple[int, bytes]], source: str
 ) -> Batch:
-    """Return the batch of the lines; the first one's key routes it.
+    """Build the batch of the lines; the first line's key routes it.
 
     Raises:
-        InvalidArgumentError: a line is no operation, or cannot join; it is named.
+        InvalidArgumentError: a line is no operation or cannot join the batch; the error names the
+            line.
     """
     built: Batch | None = None
     for number, line in lines:
@@ -114,7 +117,7 @@ def _built(
 
 
 def _parsed(line: bytes) -> tuple[str, bytes, dict[str, Any]]:
-    """Return an operation's name, its key, and its further arguments."""
+    """Parse a line; return the operation's name, its key, and its further arguments."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -135,7 +138,7 @@ def _parsed(line: bytes) -> tuple[str, bytes, dict[str, Any]]:
 
 
 def _bytes_of(field: str, given: Any) -> bytes:
-    """Return the bytes that text, or ``{"base64": …}``, stands for: as ``json_bytes`` has it."""
+    """Return the bytes of a text or of ``{"base64": …}``, the form that ``json_bytes`` writes."""
     if isinstance(given, dict) and given.keys() == {"base64"}:
         try:
             return base64.b64decode(given["base64"], validate=True)

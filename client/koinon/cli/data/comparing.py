@@ -1,9 +1,9 @@
 """Compares the rows of two keyspaces, for ``koinon copy --verify``.
 
-Reads one side page by page, and the same keys of the other; then counts the other side, and only if
-that has more rows asks for each of them whether the first has it. So memory holds a slab of either
-side, and each row that differs can be named. It is no snapshot: what is written meanwhile may be
-taken for a difference.
+Reads the source page by page, and the same keys in the target; then counts the target, and if it
+has more rows, looks up each of them in the source. So memory holds one slab of each side, and every
+row that differs can be named. It reads no snapshot: a write during the comparison may be reported
+as a difference.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from koinon.types import Entry
 from koinon_proto.process.printable import printable_bytes
 
 SLACK_MS = 60_000
-"""Rows that expire so soon are left out, and expiries that differ by less are the same: clocks
-differ, and a row may go on one side before the other.
+"""Rows that expire within this time are left out, and expiries that differ by less count as equal:
+clocks differ, and a row may expire on one side before the other.
 """
-_ASKED_AT_ONCE = 100  # rows whose size is not known
+_ASKED_AT_ONCE = 100  # rows read in one request while their sizes are unknown
 
 
 @dataclass(kw_only=True)
 class Comparison:
-    """The rows of both sides. Those that expire within a minute were left out (``rows_expiring``).
-    ``rows_other_expiry`` of the same ones have another time to live.
+    """The result for both sides. Rows that expire within a minute were left out
+    (``rows_expiring``). ``rows_other_expiry`` counts, among the equal rows, those with another time
+    to live.
     """
 
     rows_from: int = 0
@@ -48,7 +49,7 @@ class Comparison:
         return not (self.rows_missing or self.rows_different or self.rows_extra)
 
     def note(self, key: bytes, what: str) -> None:
-        """Keep the first few rows that differ."""
+        """Keep the row as an example, if few are kept yet."""
         if len(self.examples) < EXAMPLES_MAX:
             self.examples.append(f"key {printable_bytes(key[:60])}: {what}")
 
@@ -77,13 +78,13 @@ def compare(
     counted: Callable[[list[Entry]], object],
     stopped: Callable[[], bool],
 ) -> Comparison | None:
-    """Compare the rows whose keys begin with ``prefix``; None: it was stopped meanwhile.
+    """Compare the rows whose keys begin with ``prefix``; return None if stopped.
 
     Args:
-        timeout_ms: bounds each page and each batch, not the whole.
-        compared: told of the rows of the source that have been.
-        counted: told of the rows of the target that have been, after those.
-        stopped: asked between two slabs.
+        timeout_ms: the limit of each page and each batch, not of the whole.
+        compared: called with the source's rows after they were compared.
+        counted: called with the target's rows after they were counted, once the source is done.
+        stopped: asked between two slabs; True ends the comparison.
     """
     found = Comparison()
     for slab in slabs_of(source.scan(prefix=prefix, timeout_ms=timeout_ms)):

@@ -1,4 +1,4 @@
-"""copy: rows from one keyspace into another one, of the same cluster or of another."""
+"""copy: copies rows from one keyspace into another, in the same cluster or between clusters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ root = typer.Typer()
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A keyspace that rows are copied from or to. ``text``: as it was given."""
+    """A keyspace that rows are copied from or to. ``text``: as the user named it."""
 
     text: str
     client: Client | KeyspaceClient
@@ -62,12 +62,14 @@ class Place:
 
 
 class Places:
-    """Opens keyspaces by name or URL. Those by name share a connection. Left, it closes all."""
+    """Opens keyspaces by name or URL. Keyspaces by name share one connection. A context that closes
+    all connections.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._open = ExitStack()
-        self._own: Client | None = None  # of the cluster that the session is about
+        self._own: Client | None = None  # to the session's own cluster
 
     def __enter__(self) -> Places:
         return self
@@ -99,17 +101,17 @@ class Places:
 
 @dataclass(kw_only=True)
 class Tally(Fates):
-    """The rows so far: those that were read, and the fates of those that were sent."""
+    """Counts of the rows: those read, and the results of those sent."""
 
     read: int = 0
     bytes: int = 0
     expired: int = 0
-    """Their time was over by the time that they were to be sent."""
+    """Rows that expired before they were sent."""
     bad: int = 0
-    """The target does not take them: their values are too long, or they live too long."""
+    """Rows that the target refuses: the value is too long, or the time to live."""
 
     def rows_of(self, slab: Sequence[Entry], target: Keyspace, now_ms: int) -> list[Row]:
-        """Count the records, and return the rows that are to be sent."""
+        """Count the records, and return the rows to send."""
         rows: list[Row] = []
         for entry in slab:
             self.read += 1
@@ -126,7 +128,7 @@ class Tally(Fates):
 
 
 def _fault(entry: Entry, ttl_ms: int | None, target: Keyspace) -> str:
-    """Return why the target does not take the record; '' if it does."""
+    """Return why the target refuses the record; '' if it accepts it."""
     if len(entry.value) > target.max_value_bytes:
         return f"the value has {len(entry.value)} bytes, the limit is {target.max_value_bytes}"
     if ttl_ms is not None and target.max_ttl_ms and ttl_ms > target.max_ttl_ms:
@@ -136,16 +138,17 @@ def _fault(entry: Entry, ttl_ms: int | None, target: Keyspace) -> str:
 
 
 class Coverage:
-    """Progress of the scan of a prefix, by the partitions that it has come to."""
+    """Progress of a scan of a prefix, measured in partitions."""
 
     def __init__(self, place: Place, prefix: bytes) -> None:
         self._partitioner = partitioner_of(place.keyspace)
         self._begun: set[int] = set()
         partitions = len(partitions_with(prefix, self._partitioner))
-        self.total = partitions if partitions > 1 else None  # None: a single one tells nothing
+        # None: with a single partition there is no progress to show
+        self.total = partitions if partitions > 1 else None
 
     def after(self, slab: Sequence[Entry]) -> int:
-        """Return how many partitions are done with these records."""
+        """Return the number of partitions that are done after these records."""
         ids = self._partitioner.partitions_of([entry.key for entry in slab])
         self._begun.update(ids.tolist())
         return len(self._begun) - 1
@@ -168,7 +171,7 @@ To = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class CopyAnswer:
-    """The rows of a copy by their fates."""
+    """The rows of a copy by their results."""
 
     rows_read: int
     bytes_read: int
@@ -279,7 +282,9 @@ class Work:
         self._interrupt = interrupt
 
     def copy(self, tally: Tally, *, if_absent: bool, dry_run: bool) -> KoinonError | None:
-        """Copy until the end, Ctrl-C, or rows that are refused; return why reading ended early."""
+        """Copy until the end, Ctrl-C, or refused rows; return the error that ended reading
+        early.
+        """
         coverage = Coverage(self._source, self._prefix)
         what = "reading" if dry_run else "copying"
         text = rows_and_rate(lambda: tally.read if dry_run else tally.applied + tally.present)
@@ -319,7 +324,7 @@ class Work:
         return None
 
     def compare(self) -> Comparison | None:
-        """Compare both sides; None: interrupted."""
+        """Compare both sides; return None if interrupted."""
         from koinon.cli.data.comparing import compare
 
         ours, theirs = (Coverage(place, self._prefix) for place in (self._source, self._target))
@@ -347,7 +352,7 @@ class Work:
 
 
 def _next_slab(slabs: Iterator[list[Entry]]) -> list[Entry] | KoinonError | None:
-    """The next slab, why there is none, or None at the end."""
+    """Return the next slab, the error that prevents it, or None at the end."""
     try:
         return next(slabs, None)
     except KoinonError as error:

@@ -1,4 +1,4 @@
-"""ingest: files into the cluster by way of Spark, all of them or nothing."""
+"""ingest: loads files into the cluster through Spark, all rows or none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REWRITTEN = (
     "and numbers are strings where another line has a string"
 )
 ASK_S = 3.0
-"""The time that one question about the load's progress may take."""
+"""The timeout of one request for the load's progress."""
 
 
 Paths = Annotated[
@@ -202,7 +202,9 @@ def ingest(
 
 
 def _check_ttl(keyspace: Keyspace, ttl_ms: int) -> None:
-    """Raise what the nodes would raise, in the command's units, before Spark starts."""
+    """Raise the nodes' error for a time to live over the limit, in the command's units, before
+    Spark starts.
+    """
     if keyspace.max_ttl_ms and ttl_ms > keyspace.max_ttl_ms:
         raise InvalidArgumentError(
             field="ttl_ms",
@@ -213,7 +215,7 @@ def _check_ttl(keyspace: Keyspace, ttl_ms: int) -> None:
 
 
 def _check_load(session: Session, settings: Settings, table: Table) -> None:
-    """Raise what the load will be refused with, if it will, before Spark takes time to start."""
+    """Raise the error by which the load would be refused, before Spark takes time to start."""
     options = settings.write_options()
     keyspace_id = table.keyspaces.named(session.keyspace).keyspace_id
     mode = LoadMode.OVERWRITE if settings.mode == "overwrite" else LoadMode.APPEND
@@ -226,7 +228,7 @@ def _check_load(session: Session, settings: Settings, table: Table) -> None:
 
 @contextlib.contextmanager
 def _explaining() -> Iterator[None]:
-    """Raise what an exception of Spark's comes to in its place."""
+    """A context that replaces Spark's exceptions by the Koinon errors that caused them."""
     try:
         yield
     except Exception as error:
@@ -250,7 +252,7 @@ def _run(session: Session, job: Job, malformed: int) -> Reply:
 
 
 def _bad_rows(job: Job, outcome: Outcome, malformed: int) -> int | None:
-    """Return the number of rows that were not loaded; None where they were not counted."""
+    """Return the number of rows that were not loaded, or None if they were not counted."""
     if outcome.state is not LoadState.DONE or job.settings.bad_records is None:
         return 0 if outcome.state is LoadState.DONE else None
     if job.rows_total is not None:
@@ -301,7 +303,9 @@ def _prefix(mode: str, prefix: str | None) -> str | None:
 
 
 def _place(directory: str | None) -> str | None:
-    """A directory of this machine by its whole path: Spark's tasks may have another to start at."""
+    """Return a local directory as an absolute path: Spark's tasks may have another working
+    directory.
+    """
     if directory is None or not files.is_local(directory):
         return directory
     return str(files.local_path(directory).absolute())

@@ -1,4 +1,4 @@
-"""Shows an ingest: a bar while it goes on, a summary at its end, the result of a dry run."""
+"""Shows an ingest: a progress bar, a summary at its end, the result of a dry run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from koinon.cli.console import output
-from koinon.cli.console.progress_bar import now_and_then, progress
+from koinon.cli.console.progress_bar import line_at_intervals, progress
 from koinon.cli.console.reply import Block, Column, Styled, remark
 from koinon.cli.console.reply import Table as Rows
 from koinon.ingest.job import Outcome
@@ -34,12 +34,14 @@ STEPS = {
 }
 
 
-# --- while it goes on ----------------------------------------------------------------------------
+# --- progress ------------------------------------------------------------------------------------
 
 
 def shown(*, quiet: bool) -> contextlib.AbstractContextManager[Draw]:
-    """Yield what shows a snapshot: a bar on a terminal, a line now and then elsewhere."""
-    return progress(quiet, _bar, now_and_then(_line))
+    """Yield a function that shows a snapshot: as a bar on a terminal, as a line at intervals
+    elsewhere.
+    """
+    return progress(quiet, _bar, line_at_intervals(_line))
 
 
 @contextlib.contextmanager
@@ -76,7 +78,7 @@ def _line(snapshot: Snapshot) -> str:
 
 
 def progress_text(snapshot: Snapshot) -> str:
-    """Return the progress in a line: rows and rows/s while they are staged, then partitions."""
+    """Return the progress in a line: rows and rows/s during staging, then merged partitions."""
     parts = []
     if snapshot.phase in (Phase.STAGING, Phase.PREPARING):
         parts.append(f"{snapshot.rows:,} rows")
@@ -88,12 +90,12 @@ def progress_text(snapshot: Snapshot) -> str:
     return "  ".join(parts)
 
 
-# --- at its end ----------------------------------------------------------------------------------
+# --- summary -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class IngestAnswer:
-    """The end of an ingest; docs/cli.md explains the keys. ``rows_bad`` None: not counted."""
+    """The result of an ingest; docs/cli.md explains the keys. ``rows_bad`` None: not counted."""
 
     load_id: int
     state: str
@@ -120,7 +122,9 @@ def ingest_answer(outcome: Outcome, bad: int | None) -> IngestAnswer:
 
 
 def summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> list[Block]:
-    """Return the summary for people. ``bad`` rows (None: not counted) are in ``kept_in``."""
+    """Return the summary for people. ``bad``: the number of bad rows (None: not counted), which are
+    in ``kept_in``.
+    """
     blocks: list[Block] = []
     if outcome.state is LoadState.DONE:
         took = (
@@ -160,7 +164,7 @@ def _all_seconds(outcome: Outcome) -> float:
 
 
 def _rate(outcome: Outcome) -> float:
-    """Rows a second from the load's opening to the end of its merge."""
+    """Return rows a second from the load's opening to the end of its merge."""
     seconds = _all_seconds(outcome) - outcome.seconds.get(Phase.STARTING, 0.0)
     return outcome.rows / seconds if seconds else 0.0
 
@@ -170,7 +174,7 @@ def _rate(outcome: Outcome) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionsAnswer:
-    """The rows of the partitions: ``heaviest`` is the one with the most."""
+    """Rows per partition; ``heaviest`` is the partition with the most."""
 
     first: int
     count: int
@@ -184,7 +188,7 @@ class PartitionsAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """The part of the rows that a node leads, and its bytes with copies."""
+    """The rows that a node will lead, and its bytes including copies."""
 
     id: str
     partitions: int
@@ -274,7 +278,7 @@ def survey_blocks(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> l
 
 
 def _columns_of(schema: Any, plan: RowPlan) -> Rows:
-    """Return the columns of the files, and what each is used for."""
+    """Return the columns of the files, and the use of each."""
     uses = {
         "key": plan.key_columns,
         "value": plan.stored,
@@ -291,7 +295,7 @@ def _columns_of(schema: Any, plan: RowPlan) -> Rows:
 
 
 def key_blocks(survey: Survey, *, ordered: bool) -> list[Block]:
-    """Return what is known of keys that repeat, or are heavy."""
+    """Return lines about keys that repeat or have many rows."""
     blocks: list[Block] = ["Every key comes once."]
     if survey.duplicate_rows:
         what = (

@@ -47,13 +47,13 @@ IfVersion = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The form of bytes on the command line; by default text."""
+    """The encoding of keys and values on the command line; text by default."""
 
     hexadecimal: Hex = False
     base_64: Base64 = False
 
     def decode(self, text: str, what: str) -> bytes:
-        """Return the bytes that an argument (named by ``what``) stands for."""
+        """Decode an argument; ``what`` names it in the error."""
         if self.hexadecimal and self.base_64:
             raise typer.BadParameter("--hex and --base64 exclude each other")
         try:
@@ -151,7 +151,9 @@ def _not_found(session: Session, key: bytes, done: str = "") -> Reply:
 
 
 def _write_raw(value: bytes) -> None:
-    """Exactly the bytes, but on a terminal, which might obey what somebody has put in a record."""
+    """Write the value's exact bytes; refuse a terminal, which might obey control sequences in a
+    record.
+    """
     if goes_to_terminal():
         _print_value(value, "a pipe or a file gets the exact bytes")
     else:
@@ -159,7 +161,7 @@ def _write_raw(value: bytes) -> None:
 
 
 def _print_value(value: bytes, hint: str) -> None:
-    """Text as it is (lines kept); anything else escaped, with a hint."""
+    """Print plain text as it is, with its lines; anything else escaped, with a hint."""
     shown = "\n".join(printable_bytes(line) for line in value.split(b"\n"))
     output.write_line(shown, flush=True)
     if shown.encode() != value or not encodes(shown):
@@ -241,7 +243,7 @@ def scan(
 
 @dataclass(frozen=True, kw_only=True)
 class EntryAnswer:
-    """A record; ``value`` is left out where only keys were asked for."""
+    """A record; ``value`` is left out of a listing of keys."""
 
     key: bytes
     value: bytes | None = field(metadata=IF_KNOWN)

@@ -1,4 +1,6 @@
-"""load: files into the cluster, with progress, bounded memory and an honest end."""
+"""load: loads files into the cluster, with progress and in bounded memory; reports the fate of
+every row.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ STANDARD_INPUT = Path("/dev/stdin")
 
 @dataclass(kw_only=True)
 class Tally(Fates):
-    """The rows of the files so far."""
+    """Counts of the files' rows so far."""
 
     read: int = 0
     bad: int = 0
@@ -61,8 +63,8 @@ class Tally(Fates):
             self.examples.append(_bad_text(path, bad, bad.line))
 
     def name_lines(self, path: Path, kind: str) -> None:
-        """Name the examples of bad rows of a CSV file by its lines: they are looked for only now,
-        where the file can be read again.
+        """Give the line numbers of a CSV file's bad rows in ``examples``. They are looked up only
+        now, if the file can be read again.
         """
         ours = {at: bad for at, (of, bad) in self._bad.items() if of == path and not bad.line}
         if kind not in DELIMITERS or not ours or not path.is_file():
@@ -72,7 +74,7 @@ class Tally(Fates):
             self.examples[at] = _bad_text(path, bad, lines.get(bad.row, 0))
 
     def note_keys(self, keys: list[bytes]) -> None:
-        """Count keys that came before; by hash, and only while that costs little memory."""
+        """Count keys that came before, by their hashes and only up to a memory limit."""
         self.read += len(keys)
         if not self.repeats_complete:
             return
@@ -89,7 +91,7 @@ def _bad_text(path: Path, bad: BadRow, line: int) -> str:
 
 
 class Loader(SlabWriter):
-    """Writes the slabs of files. Ends are in bytes of all files."""
+    """Writes slabs of files. Progress is in bytes of all files."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class Loader(SlabWriter):
         self._dry_run = dry_run
 
     def write(self, path: Path, slab: Slab, read_to: int) -> None:
-        """Count the slab's rows, and send the good ones, unless it is a dry run."""
+        """Count the slab's rows, and unless it is a dry run, send the good ones."""
         self._tally.note_bad(path, slab.bad)
         self._tally.note_keys(slab.keys)
         if self._dry_run:
@@ -116,7 +118,9 @@ class Loader(SlabWriter):
 
 @dataclass(frozen=True, kw_only=True)
 class LoadAnswer:
-    """The rows of a load by their fates; ``keys_repeated`` None: not counted to the end."""
+    """The rows of a load by their results; ``keys_repeated`` is None if not all keys were
+    counted.
+    """
 
     rows_read: int
     rows_applied: int
@@ -172,9 +176,9 @@ def load(
 ) -> Reply:
     """Write every row of the files. Of rows with the same key the last wins.
 
-    Rows whose key is null, empty or too long, or whose value is too long, cannot be stored; the
-    others are, and the command then ends with exit code 2 unless --skip-bad is given. It also does
-    where no row at all was written. A load may be repeated.
+    Rows whose key is null, empty or too long, or whose value is too long, cannot be stored. The
+    other rows are written, and the exit code is then 2 unless --skip-bad is given. The exit code is
+    also 2 if no row was written. A load may be repeated.
     """
     if file_format not in (None, "csv", "tsv", "jsonl", "parquet"):
         raise typer.BadParameter(f"--format {file_format}: csv, tsv, jsonl or parquet")
@@ -242,8 +246,8 @@ def _answer(
 def _write_all(
     loader: Loader, interrupt: Interrupt, sources: Iterable[tuple[Path, int, Iterator[Slab]]]
 ) -> KoinonError | OSError | None:
-    """Write the slabs of the files (each with its size) until one cannot be read on, rows fail, or
-    Ctrl-C; return why a file cannot be read.
+    """Write the slabs of the files (each with its size) until a file cannot be read, rows fail, or
+    Ctrl-C; return the error of reading, if any.
     """
     before = 0
     for path, size, slabs in sources:
@@ -276,7 +280,7 @@ def _why_none(tally: Tally) -> str:
 
 
 def _next_slab(slabs: Iterator[Slab]) -> Slab | KoinonError | OSError | None:
-    """The next slab, why there is none, or None at the end; nothing else is read meanwhile."""
+    """Return the next slab, the error that prevents it, or None at the end."""
     try:
         return next(slabs, None)
     except (KoinonError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Reads a whole file, or standard input, that may turn out to have no end."""
+"""Reads a whole file, or standard input, with a limit on its size."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def open_whole(file: str) -> AbstractContextManager[BinaryIO]:
 
 
 def read_whole(source: BinaryIO, limit: int, *, field: str, what: str) -> bytes:
-    """Return all bytes of the source. At most one byte more than the limit is read, since a device
-    or a pipe may have no end.
+    """Read all bytes of the source, at most one more than the limit, since a device or a pipe may
+    have no end.
 
     Args:
         field: the option that names the source, for the error.
@@ -33,11 +33,11 @@ def read_whole(source: BinaryIO, limit: int, *, field: str, what: str) -> bytes:
 
     Raises:
         InvalidArgumentError: the source has more bytes than ``limit``.
-        OSError: it cannot be read.
+        OSError: the source cannot be read.
     """
     try:
         data = source.read(limit + 1)
-    except OSError as error:  # a closed standard input has no name of its own
+    except OSError as error:  # a closed standard input has no name
         raise OSError(error.errno, error.strerror, error.filename or STANDARD_INPUT) from None
     if len(data) <= limit:
         return data

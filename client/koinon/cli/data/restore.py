@@ -1,4 +1,4 @@
-"""restore: keyspaces of a backup, back into this cluster or into another one."""
+"""restore: restores keyspaces of a backup into this cluster or another one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADMIN_TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreOptions:
-    """How keyspaces are made that are not there."""
+    """The options for keyspaces that are created or replaced."""
 
     partitions: Annotated[
         int,
@@ -65,7 +65,7 @@ class RestoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreAnswer:
-    """The rows that were restored, and the keyspaces by the names that they have now."""
+    """The number of restored rows, and the keyspaces by their new names."""
 
     backup_id: str
     cut_ms: int
@@ -142,12 +142,12 @@ def restore(
             progress_of.append(job.progress)
             if not _run(session, job):
                 return INTERRUPTED
-        made.pop_all()  # what was created stays
+        made.pop_all()  # keyspaces that were created stay
     return _reply(manifest, job.progress, time.monotonic() - began)
 
 
 def _run(session: Session, job: Any) -> bool:
-    """Run the job; return whether it came to its end."""
+    """Run the job and show its progress; return whether it finished."""
     began, progress = time.monotonic(), job.progress
     total = sum(one.part.rows for one in job.keyspaces)
 
@@ -170,7 +170,7 @@ def _run(session: Session, job: Any) -> bool:
 
 
 def _names(manifest: Manifest, wanted: Sequence[str], as_: str) -> list[tuple[KeyspacePart, str]]:
-    """Return the keyspaces to restore, and their names here."""
+    """Return the keyspaces to restore, each with its name in this cluster."""
     parts = [manifest.keyspace(name) for name in dict.fromkeys(wanted)] or manifest.keyspaces
     if as_ and len(parts) != 1:
         raise typer.BadParameter("--as names one keyspace: give --keyspace once")
@@ -180,7 +180,7 @@ def _names(manifest: Manifest, wanted: Sequence[str], as_: str) -> list[tuple[Ke
 def _check_targets(
     client: Client, names: Sequence[tuple[KeyspacePart, str]], how: RestoreOptions
 ) -> None:
-    """Refuse what could not be done, before anything is."""
+    """Refuse a target that cannot be restored into, before any keyspace is changed."""
     known = client.table().keyspaces
     for _, name in names:
         found = known.get(name)
@@ -209,8 +209,8 @@ def _target(
     made: ExitStack,
     progress_of: list[RestoreProgress],
 ) -> RestoredKeyspace:
-    """Return where a keyspace is restored into; create it if it is not there. ``made`` drops one
-    that was created, unless it was restored.
+    """Open the keyspace to restore into, and create it first if it does not exist. ``made`` drops a
+    created keyspace at the end if it was not restored.
     """
     from koinon.backup.restore_job import RestoredKeyspace
     from koinon.core.target import OpenedKeyspace
@@ -238,7 +238,7 @@ def _target(
         def drop() -> None:
             restored = progress_of[0].restored if progress_of else ()
             if name not in restored:
-                with suppress(KoinonError):  # what the restore failed of says more
+                with suppress(KoinonError):  # the restore's own error says more
                     admin.keyspaces.drop(name, keyspace_id)
 
         made.callback(drop)

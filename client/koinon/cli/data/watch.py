@@ -1,4 +1,4 @@
-"""watch: print what is written, as it is written."""
+"""watch: prints changes as they are written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def watch(
         with contextlib.closing(feed):
             for batch in feed:
                 _print(batch, keys_only=keys_only, as_json=session.json)
-                # A feed that begins "now" has incomplete positions until it has caught up.
+                # With since="now", the positions lack partitions until the feed has caught up.
                 known = known or batch.caught_up
                 if state is not None and known:
                     _save(state, batch.positions)
@@ -76,7 +76,8 @@ def watch(
 
 
 def _since(since: str, state: Path | None) -> Any:
-    """Return where the feed begins, as ``Client.changes`` takes it.
+    """Return the ``since`` argument of ``Client.changes``: from the state file if it exists, else
+    from the option.
 
     Raises:
         RefusedError: the file has no positions.
@@ -99,7 +100,7 @@ def _since(since: str, state: Path | None) -> Any:
 
 
 def _save(state: Path, positions: FeedPositions) -> None:
-    """Replace the file in one step: a crash leaves the old positions or the new ones."""
+    """Replace the file atomically: after a crash it has the old positions or the new ones."""
     new = state.with_name(f"{state.name}.new")
     new.write_text(f"{positions}\n", encoding="ascii")
     new.replace(state)

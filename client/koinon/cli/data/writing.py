@@ -1,4 +1,4 @@
-"""Writes slabs of rows, a few of them at once, and counts the fates of the rows."""
+"""Writes slabs of rows, a few at once, and counts the rows by their results."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ DEFAULT_TIMEOUT_MS = 30_000
 
 @dataclass(kw_only=True)
 class Fates:
-    """The rows so far, counted by their fates."""
+    """Counts of the rows so far, by their results."""
 
     applied: int = 0
     present: int = 0
-    """Not written, because there is a record."""
+    """Rows that were not written because a record exists."""
     refused: int = 0
     unknown: int = 0
     examples: list[str] = field(default_factory=list)
 
     @property
     def durable(self) -> str:
-        """The rows that were written, in a clause."""
+        """Return a clause with the number of rows written."""
         rows = count(self.applied, "row")
         return f"{rows} {'was' if self.applied == 1 else 'were'} written and durable"
 
     def unwritten(self, again: str) -> list[Block]:
-        """Return lines for the rows that were refused or lost, and for examples of bad ones."""
+        """Return lines about the rows that were refused, about rows of unknown fate, and about
+        examples of bad rows.
+        """
         fates = (
             (self.refused, "refused, not written"),
             (self.unknown, f"of unknown fate: {again}"),
@@ -54,13 +56,13 @@ class Fates:
             self.note_example(failure.key, str(failure.error))
 
     def note_example(self, key: bytes, reason: str) -> None:
-        """Keep the first few rows that were not written."""
+        """Keep the row as an example of unwritten ones, if few are kept yet."""
         if len(self.examples) < EXAMPLES_MAX:
             self.examples.append(f"key {printable_bytes(key[:60])}: {reason}")
 
 
 class SlabWriter:
-    """Keeps a few slabs under way at once; a slab that repeats a key of one under way waits, so
+    """Keeps a few slabs in flight at once. A slab that repeats a key of a slab in flight waits, so
     that of several rows with the same key the last one wins.
     """
 
@@ -73,7 +75,9 @@ class SlabWriter:
         *,
         if_absent: bool = False,
     ) -> None:
-        """``advance`` is told how far the input is written, by the ends that ``send`` is given."""
+        """``advance`` is called with the position up to which the input is written, in the unit of
+        ``send``'s ``end``.
+        """
         self._client = client
         self._fates = fates
         self._options = {
@@ -87,7 +91,7 @@ class SlabWriter:
         self._read_to = 0  # the end of the last slab
 
     def send(self, rows: Sequence[Row], end: int) -> None:
-        """Send the rows as soon as there is room; the input is read up to ``end`` with them."""
+        """Send the rows once there is room; ``end`` is the position in the input after them."""
         began, self._read_to = self._read_to, end
         if not rows:
             return
@@ -101,7 +105,7 @@ class SlabWriter:
         self._advance(min(sent.began for sent in self._under_way.values()))
 
     def drain(self) -> None:
-        """Wait for all that is under way."""
+        """Wait for all slabs in flight."""
         while self._under_way:
             self._collect()
 
@@ -109,12 +113,12 @@ class SlabWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Left early, it does not wait: what is under way ends when the client is closed."""
+        """On an exception, do not wait: the slabs in flight end when the client is closed."""
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     @property
     def failing(self) -> bool:
-        """True once rows were refused or lost: going on would only add to them."""
+        """True once rows were refused or lost: further rows would fail as well."""
         return bool(self._fates.refused or self._fates.unknown)
 
     def _collect(self) -> None:
@@ -127,7 +131,7 @@ class SlabWriter:
 
 
 class _Sent(NamedTuple):
-    """A slab under way: its keys, and where it begins in the input."""
+    """A slab in flight: its keys, and the position in the input where it begins."""
 
     keys: set[bytes]
     began: int

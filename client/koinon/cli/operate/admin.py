@@ -1,4 +1,6 @@
-"""admin: all that an operator can do. And how many partitions a new cluster should have."""
+"""admin: the group of operators' commands; and ``size``, which advises on the number of
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,10 @@ def size(
     nodes: Annotated[int, typer.Option(min=1, help="The most nodes that you may ever have.")],
     copies: Annotated[int, typer.Option(min=1, max=7, help="Copies of each partition.")] = 3,
 ) -> Reply:
-    """Advise how many partitions a new cluster should have, and what that costs. Ask no cluster.
+    """Advise how many partitions a new cluster should have, and what that costs. Needs no cluster.
 
-    The number is chosen once. A partition is taken to bear 50 MB a second, a node to need 16 of
-    them at least; the next power of two, doubled for growth.
+    The number is chosen once. A partition is taken to bear 50 MB a second, and a node to need 16
+    partitions at least; the result is the next power of two, doubled for growth.
     """
     advised = advise(peak_mb_s, rows, nodes, copies)
     return Reply(advised, _size_blocks(advised, peak_mb_s, nodes))

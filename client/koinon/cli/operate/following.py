@@ -1,4 +1,4 @@
-"""Following what goes on in the cluster until it ends."""
+"""Follows an activity of the cluster (moves, loads) until it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from koinon.cli.console import output
 from koinon.cli.console.command import Session
-from koinon.cli.console.progress_bar import now_and_then, progress
+from koinon.cli.console.progress_bar import line_at_intervals, progress
 from koinon.cli.console.reply import Block, Styled, rich_block
 from koinon_proto.contract.errors import KoinonError
 
@@ -29,18 +29,18 @@ def until_ended(
     line: Callable[[T], str],
     farewell: str,
 ) -> T | None:
-    """Look again and again, and show what is seen, until it has ended; return the last. Ctrl-C ends
-    the following, with a farewell, and returns None. Coordinators that fail over are waited for.
+    """Poll by ``look`` and show the result until ``ended`` says so; return the last result. Ctrl-C
+    prints the farewell and returns None. While no coordinator leads, wait.
 
     Args:
-        picture: what a terminal shows of it; ``line``: what a log shows.
+        picture: the result as shown on a terminal; ``line``: as shown in a log.
     """
 
     def said(seen: T | None) -> str:
         return NOBODY_ANSWERS if seen is None else line(seen)
 
     try:
-        plain = now_and_then(said, at_once=True)
+        plain = line_at_intervals(said, at_once=True)
         with progress(session.json, lambda: _live(picture), plain) as draw:
             return _last_look(look, ended, draw)
     except KeyboardInterrupt:

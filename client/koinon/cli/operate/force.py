@@ -1,4 +1,4 @@
-"""force-primary: the way out when no in-sync copy of one or many partitions comes back."""
+"""force-primary: lets another copy lead partitions whose in-sync copies do not come back."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ WHO_HAS = "'koinon admin partitions' shows who has copies: start those nodes, or
 
 @dataclass(kw_only=True)
 class Choice:
-    """The copy of each partition that is to lead, and the objections to it."""
+    """For each partition the copy that is to lead, and the objections to this choice."""
 
     leaders: dict[int, NodeNumber] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
-    """Partitions that cannot be forced, and why."""
+    """Partitions that cannot be forced, with the reason."""
     empty: list[int] = field(default_factory=list)
-    """Partitions whose copy to lead is not usable, though another one is or may be."""
+    """Partitions whose chosen copy is unusable, although another copy is usable or may be."""
     usable: Counter[NodeNumber] = field(default_factory=Counter)
-    """The number of usable copies of those that are ``empty``, by node."""
+    """The number of usable copies of the partitions in ``empty``, by node."""
     behind: Counter[NodeNumber] = field(default_factory=Counter)
-    """The number of copies that are complete through more than the one to lead, by node."""
+    """The number of copies that are more complete than the chosen one, by node."""
     silent: Counter[NodeNumber] = field(default_factory=Counter)
     """The number of copies whose node does not answer, by node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forced:
-    """A partition that another copy leads now."""
+    """A partition with a new primary."""
 
     partition_id: int
     primary: str
@@ -62,7 +62,7 @@ class Forced:
 
 @dataclass(frozen=True, kw_only=True)
 class NotForced:
-    """A partition that was passed over, and why."""
+    """A partition that was skipped, and why."""
 
     partition_id: int
     reason: str
@@ -70,7 +70,7 @@ class NotForced:
 
 @dataclass(frozen=True, kw_only=True)
 class ForceAnswer:
-    """The partitions that were forced, and those that were not."""
+    """The partitions that were forced, and the skipped ones."""
 
     forced: list[Forced]
     not_forced: list[NotForced]
@@ -106,11 +106,11 @@ def force_primary(
         ),
     ] = False,
 ) -> Reply:
-    """Let replicas lead offline partitions though they may lack acknowledged writes.
+    """Let replicas lead offline partitions although they may lack acknowledged writes.
 
-    The last resort, for when no in-sync copy comes back. What the chosen copy lacks is lost for
-    good, and the others are made like it: start every node that has one first. Shows what is known
-    of the copies before it asks.
+    The last resort, for when no in-sync copy comes back. Writes that the chosen copy lacks are lost
+    for good, and the other copies are made like it: first start every node that has one. Shows the
+    state of the copies before it asks.
     """
     with session.admin(CLUSTER_TIMEOUT_MS) as admin:
         table = table_of(admin.status())
@@ -143,7 +143,9 @@ def force_primary(
 
 
 def _rows(table: PartitionTable, partitions: str) -> list[PartitionRow]:
-    """Return the rows of the partitions named. Of those that are served by name, say so."""
+    """Return the rows of the partitions; print which of the named ones are served and so left
+    out.
+    """
     if partitions in (LOST, OFFLINE):
         offline = [row for row in table.used_rows if row.status is PartitionStatus.OFFLINE]
         lost = OfflineReason.STORE_LOST
@@ -171,7 +173,7 @@ def _number(table: PartitionTable, node: str | None) -> NodeNumber | None:
 
 
 def _asked(rows: Iterable[PartitionRow]) -> dict[int, list[int]]:
-    """Return which partitions to ask each node for."""
+    """Return the partitions to ask each node about, by node number."""
     asked: dict[int, list[int]] = {}
     for row in rows:
         for number in row.replicas:
@@ -184,11 +186,12 @@ def choose(
     named: NodeNumber | None,
     copy_of: Callable[[NodeNumber, int], Checksum | None],
 ) -> Choice:
-    """Choose the copy that leads each partition: the named node's, or else the usable one that is
-    complete through most, of equal ones the more preferred.
+    """Choose the copy that leads each partition: that of the named node, or else the most complete
+    usable copy, of equal copies the first in the order of preference.
 
     Args:
-        copy_of: what a node says of its copy of a partition; None if it does not answer.
+        copy_of: returns a node's report on its copy of a partition; None if the node does not
+            answer.
     """
     choice = Choice()
     for row in rows:
@@ -224,7 +227,7 @@ def _copies_blocks(
     found: dict[tuple[int, int], Checksum],
     reasons: dict[int, str],
 ) -> list[Block]:
-    """Return what each copy of one partition holds."""
+    """Return lines on the state of each copy of one partition."""
 
     def copy_of(number: NodeNumber) -> Checksum | None:
         return found.get((number, int(row.partition_id)))
@@ -258,7 +261,7 @@ def _copies_blocks(
 
 
 def _choice_blocks(choice: Choice, table: PartitionTable, offline: int) -> list[Block]:
-    """Return the choice, and what an operator should know before agreeing."""
+    """Return lines on the choice and on the reasons against it."""
     blocks: list[Block] = []
     if offline > 1:
         blocks.append(f"{count(offline, 'partition')} are offline.")
@@ -305,7 +308,7 @@ def _refused_empty(choice: Choice, table: PartitionTable) -> RefusedError:
 
 
 def _ask_for_loss(session: Session, choice: Choice) -> None:
-    """Have a person type what is lost; raise unless that was typed."""
+    """Have the operator type the size of the loss; raise unless the text is right."""
     if session.json or not output.somebody_is_there():
         raise _refused(
             "nobody is there to ask", "--yes-i-may-lose-writes carries it out without asking."
@@ -326,7 +329,7 @@ def _ask_for_loss(session: Session, choice: Choice) -> None:
 
 
 def _carry_out(admin: Admin, table: PartitionTable, choice: Choice) -> Reply:
-    """Elect them. One that has changed meanwhile is refused, and named."""
+    """Elect the chosen copies. A partition that has changed meanwhile is refused and listed."""
     wanted = {p: node_name(table, number) for p, number in choice.leaders.items()}
     try:
         epochs, refused = admin.force_primaries(wanted)

@@ -1,4 +1,4 @@
-"""admin hot: the partitions and keys that clients use most, and how uneven that is."""
+"""admin hot: the partitions and keys with the most traffic, and how uneven the traffic is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from koinon.cli.console import output
 from koinon.cli.console.command import Session, command
-from koinon.cli.console.progress_bar import BAR_WIDTH, now_and_then, progress
+from koinon.cli.console.progress_bar import BAR_WIDTH, line_at_intervals, progress
 from koinon.cli.console.reply import Block, Column, Reply, Styled, Table, remark
 from koinon.operate.cluster_status import table_of
 from koinon.operate.judge.heat import HotAnswer, hot_answer
@@ -25,7 +25,7 @@ SECONDS_MAX = 60.0
 
 
 class By(StrEnum):
-    """The measure by which partitions are hot."""
+    """The measure of heat."""
 
     READS = "reads"
     WRITES = "writes"
@@ -68,9 +68,9 @@ def hot(
         By, typer.Option(help="What makes a partition hot; 'all' are rows read and written.")
     ] = By.ALL,
 ) -> Reply:
-    """The partitions and keys that clients use most, and how uneven that is.
+    """Show the partitions and keys with the most traffic, and how uneven it is.
 
-    Looks for some seconds: nodes count all rows of each partition, and sample keys meanwhile.
+    Measures for some seconds: nodes count all rows of each partition, and sample keys meanwhile.
     """
     rank = RankBy[by.name]
     with session.admin() as admin:
@@ -90,7 +90,7 @@ def hot(
 def _watching(
     session: Session, text: str, seconds: float
 ) -> AbstractContextManager[Callable[[float], None]]:
-    """Show on standard error that something goes on."""
+    """Show the measurement's progress on standard error."""
 
     @contextmanager
     def bar() -> Iterator[Callable[[float], None]]:
@@ -102,7 +102,7 @@ def _watching(
             task = shown.add_task(text, total=seconds)
             yield lambda elapsed_s: shown.update(task, completed=elapsed_s)
 
-    return progress(session.json, bar, now_and_then(lambda _: f"{text}…", at_once=True))
+    return progress(session.json, bar, line_at_intervals(lambda _: f"{text}…", at_once=True))
 
 
 def _blocks(answer: HotAnswer) -> list[Block]:

@@ -1,4 +1,4 @@
-"""admin keyspaces: named rooms of keys, with partitions and rules of their own."""
+"""admin keyspaces: lists, creates, alters and drops keyspaces."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Factor = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The options for what may change while a keyspace serves."""
+    """The options for settings that may change while a keyspace serves."""
 
     min_in_sync: Annotated[
         int | None,
@@ -104,7 +104,7 @@ class Rules:
     ] = None
 
     def changes(self) -> dict[str, Any]:
-        """Return the values of the options, by the fields of a request; None: it is not given."""
+        """Return the options' values by the fields of a request; None: the option is not given."""
         rows, size = self.max_rows_per_s, self.max_bytes_per_s
         return {
             "min_in_sync": self.min_in_sync,
@@ -118,14 +118,14 @@ class Rules:
 
 
 def _ttl_text(keyspace: KeyspaceAnswer) -> str:
-    """Return the times to live for people: ``1d, at most 30d``."""
+    """Return the times to live as text: ``1d, at most 30d``."""
     default, most = keyspace.default_ttl_ms, keyspace.max_ttl_ms
     parts = (default and duration_of(default), most and f"at most {duration_of(most)}")
     return ", ".join(part for part in parts if part)
 
 
 def _quota_text(keyspace: KeyspaceAnswer) -> str:
-    """Return the limits for people: ``5,000 rows/s, 10.0 MB/s``."""
+    """Return the limits as text: ``5,000 rows/s, 10.0 MB/s``."""
     rows, size = keyspace.max_rows_per_s, keyspace.max_bytes_per_s
     parts = (rows and f"{rows:,} rows/s", size and f"{bytes_text(size)}/s")
     return ", ".join(part for part in parts if part)
@@ -152,7 +152,7 @@ KEYSPACES = (
 
 @default_command(app)
 def keyspaces(session: Session) -> Reply:
-    """Keyspaces, where their partitions lie, and how many of these are online."""
+    """List the keyspaces with their partitions and how many of these are online."""
     with session.admin() as admin:
         table = table_of(admin.status())
     found = [keyspace_answer(keyspace, table) for keyspace in table.keyspaces.all]
@@ -161,7 +161,7 @@ def keyspaces(session: Session) -> Reply:
 
 @command(app, examples=["admin keyspaces describe carts"])
 def describe(session: Session, name: Name) -> Reply:
-    """One keyspace, with all of its settings."""
+    """Show one keyspace with all of its settings."""
     with session.admin() as admin:
         table = table_of(admin.status())
     keyspace = table.keyspaces.named(name)
@@ -228,11 +228,11 @@ def create(
     ],
 )
 def alter(session: Session, name: Name, *, rules: Rules) -> Reply:
-    """Alter a keyspace, while it serves.
+    """Alter a keyspace while it serves.
 
-    'koinon admin set-replication-factor' changes how many copies it has; after a change of the
-    pool 'koinon admin rebalance' moves its copies there. Times to live hold for what is written
-    from then on. Limits a second hold at once.
+    'koinon admin set-replication-factor' changes the number of copies; after a change of the pool
+    'koinon admin rebalance' moves the copies there. Times to live apply to later writes. Limits a
+    second apply at once.
     """
     changes = rules.changes()
     if all(value is None for value in changes.values()):
@@ -250,7 +250,7 @@ def alter(session: Session, name: Name, *, rules: Rules) -> Reply:
 def drop(session: Session, name: Name, *, yes: Yes = False) -> Reply:
     """Drop a keyspace and all of its records, for good.
 
-    It is gone at once; its space is free once every node has erased its copies.
+    It is gone at once; its disk space is free once every node has erased its copies.
     """
     with session.admin() as admin:
         keyspace = table_of(admin.status()).keyspaces.named(name)
@@ -260,7 +260,7 @@ def drop(session: Session, name: Name, *, yes: Yes = False) -> Reply:
 
 
 def _bytes(text: str) -> int | None:
-    """Return the bytes of a size; None: none is given."""
+    """Parse a size in bytes; None if there is no text."""
     if not text:
         return None
     try:
@@ -277,7 +277,7 @@ def _bytes(text: str) -> int | None:
 
 
 def _ttl_ms(text: str | None) -> int | None:
-    """Return the milliseconds of a time to live, 0 for "none"; None: it is not named."""
+    """Parse a time to live in milliseconds; "none" is 0, and no text is None."""
     if text is None:
         return None
     return 0 if text.strip().lower() == "none" else duration_ms(text)

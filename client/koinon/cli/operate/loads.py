@@ -1,4 +1,4 @@
-"""admin loads: bulk loads under way and the last that ended; and how to end one."""
+"""admin loads: lists bulk loads, running and ended, and aborts them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STYLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class LoadsAnswer:
-    """The bulk loads that are known."""
+    """The known bulk loads."""
 
     loads: Sequence[LoadView]
 
@@ -54,7 +54,7 @@ def _keyspace(load: LoadView) -> Cell:
 
 
 def what(load: LoadView) -> str:
-    """Return a load's description for people, or else its job."""
+    """Return a load's description, or without one, its job id."""
     batch = load.stream_batch
     of_stream = f" (batch {batch.batch_id:,} of {batch.query_id})" if batch is not None else ""
     return (load.description or load.job_id) + of_stream
@@ -90,7 +90,7 @@ def loads(
         bool, typer.Option("--all", help="List all that ended, not only the last.")
     ] = False,
 ) -> Reply | int:
-    """The bulk loads that are open or being merged, and the last that ended."""
+    """List the bulk loads that are open or being merged, and the last that ended."""
     with session.admin() as admin:
         if watch:
             seen = until_ended(
@@ -117,7 +117,7 @@ def abort(
     ] = "an operator aborted it",
     yes: Yes = False,
 ) -> Reply:
-    """End an open load: nothing of it becomes readable, and what was staged is deleted."""
+    """Abort an open load: none of its rows becomes readable, and its staged rows are deleted."""
     with session.admin() as admin:
         load = next((load for load in admin.loads() if load.load_id == load_id), None)
         if load is None:
@@ -151,7 +151,7 @@ def _blocks(loads: Sequence[LoadView], ended_max: int) -> list[Block]:
 
 
 def line(loads: Sequence[LoadView]) -> str:
-    """Return the progress of loads in a line."""
+    """Return the progress of loads in one line."""
     parts = []
     for load in loads:
         rows = count(load.rows, "row")

@@ -1,4 +1,6 @@
-"""Moves under way, and what an operator decides about nodes and primaries."""
+"""Commands for moves: list, follow, pause, cancel, throttle; and for primaries and removed
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,13 @@ STAGES = {
 NodeId = Annotated[str, typer.Argument(metavar="NODE")]
 
 
-# --- what moves ----------------------------------------------------------------------------------
+# --- listing -------------------------------------------------------------------------------------
 
 
 def steps(move: PlannedMove) -> list[tuple[int | None, int | None]]:
-    """Return a move as steps from one node to another: (from, None) drops a copy, (None, to) adds
-    one; a move that changes only the order is one between those that lead.
+    """Return a move as steps between nodes: (from, to) moves a copy, (from, None) drops a copy,
+    (None, to) adds one. A move that changes only the order is a step from the old to the new
+    primary.
     """
     added, dropped = list(move.added), list(move.dropped)
     if not added and not dropped:
@@ -110,7 +113,7 @@ def moves(
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="List all, not only the first.")] = False,
 ) -> Reply | int:
-    """The moves of replicas that are queued or under way, and how they are set."""
+    """List the moves of replicas that are queued or under way, and their settings."""
     with session.admin() as admin:
         code = follow(session, admin) if watch else DONE
         if watch and (not session.json or code == INTERRUPTED):
@@ -137,14 +140,14 @@ def _moves_blocks(found: MovesAnswer, table: PartitionTable, shown_max: int) -> 
 
 
 def settings_text(settings: MoveSettings) -> str:
-    """Return the settings of moves in words."""
+    """Return the settings of moves as text."""
     rate = settings.bytes_per_second
     limit = f"{bytes_text(rate)}/s a node" if rate else "no limit of bytes"
     paused = "paused; " if settings.paused else ""
     return f"{paused}{count(settings.moves_per_node, 'move')} a node at once, {limit}"
 
 
-# --- following them ------------------------------------------------------------------------------
+# --- following -----------------------------------------------------------------------------------
 
 
 def follow(
@@ -154,8 +157,8 @@ def follow(
     plan: Plan | None = None,
     sizes: Mapping[int, PartitionSize] | None = None,
 ) -> int:
-    """Show how the moves (of a plan, or all) go on until they are over; return the exit code.
-    ``sizes`` are those of the plan's partitions; nodes are asked for any other.
+    """Show the progress of the plan's moves (None: of all moves) until they are done; return the
+    exit code. ``sizes``: the known sizes of partitions; nodes are asked for the others.
     """
     expected = dict(sizes or {})
     tracker = MovesTracker(plan=plan, sizes=expected)
@@ -172,7 +175,8 @@ def follow(
 
     def held() -> ReplicasHeld:
         status = admin.status()
-        if not status.is_leader or status.table is None:  # others may not have heard yet
+        # other coordinators may not know the plan yet
+        if not status.is_leader or status.table is None:
             raise UnavailableError(reason="no coordinator leads")
         return {int(row.partition_id): row.replicas for row in status.table.rows}
 
@@ -193,7 +197,7 @@ def follow(
 
 
 def summary(snapshot: Snapshot, seconds: float) -> str:
-    """Return the result of the moves in a sentence."""
+    """Return the result of the moves in one sentence."""
     if not snapshot.moves:
         return "Nothing moves."
     whole = snapshot.whole
@@ -208,7 +212,7 @@ def summary(snapshot: Snapshot, seconds: float) -> str:
 
 
 def line(snapshot: Snapshot) -> str:
-    """Return the progress of the moves in a line; "" where nothing moves."""
+    """Return the progress of the moves in one line; "" if nothing moves."""
     if not snapshot.moves:
         return ""
     whole = snapshot.whole
@@ -228,7 +232,9 @@ def line(snapshot: Snapshot) -> str:
 
 
 def picture(snapshot: Snapshot, table: PartitionTable | None) -> list[Block]:
-    """Return the progress of the moves: a bar for each receiving node, and what they wait for."""
+    """Return the progress of the moves: a bar for each receiving node, and the reasons for
+    waiting.
+    """
     rows = [
         (node_name(table, number) if table else f"node {number}", share)
         for number, share in sorted(snapshot.nodes.items())
@@ -260,18 +266,18 @@ PROGRESS = (
 )
 
 
-# --- changing them -------------------------------------------------------------------------------
+# --- control -------------------------------------------------------------------------------------
 
 
 @command(app, panel=PANEL)
 def pause(session: Session) -> Reply:
-    """Halt all moves: nothing is begun, copied or handed over until 'resume'."""
+    """Pause all moves: no move begins, copies or hands over until 'resume'."""
     return _set(session, paused=True)
 
 
 @command(app, panel=PANEL)
 def resume(session: Session) -> Reply:
-    """Let moves go on."""
+    """Resume moves."""
     return _set(session, paused=False)
 
 
@@ -283,7 +289,7 @@ def cancel(
         typer.Argument(metavar="[PARTITION]…", help="Such as 3 or 0-15; none: all moves."),
     ] = None,
 ) -> Reply:
-    """Drop queued moves, and turn back those under way. What has moved already stays."""
+    """Drop queued moves, and turn back those under way. Finished moves stay."""
     chosen = sorted({p for text in partitions or () for p in partition_ids(text)})
     with session.admin() as admin:
         dropped, turned_back = admin.cancel_moves(chosen)
@@ -299,7 +305,7 @@ def throttle(
     session: Session,
     rate: Annotated[str, typer.Argument(metavar="RATE", help="50MB, 1GiB, off")],
 ) -> Reply:
-    """Bound the bytes a second that each node receives as new replicas; 'off' lifts the bound."""
+    """Limit the bytes a second that each node receives as new replicas; 'off' removes the limit."""
     return _set(session, bytes_per_second=bytes_per_second(rate))
 
 
@@ -308,7 +314,7 @@ def moves_per_node(
     session: Session,
     number: Annotated[int, typer.Argument(metavar="N", min=1, max=UINT32_MAX)],
 ) -> Reply:
-    """Bound the moves at once that a node gives to or takes from."""
+    """Limit the number of simultaneous moves from or to one node."""
     return _set(session, moves_per_node=number)
 
 
@@ -323,7 +329,7 @@ def _set(session: Session, **changes: Any) -> Reply:
 
 @command(app, panel=PANEL)
 def primaries(session: Session) -> Reply:
-    """Give partitions back to their preferred primaries, where those are in sync."""
+    """Hand partitions back to their preferred primaries, if these are in sync."""
     with session.admin() as admin:
         wanted = admin.restore_primaries()
     message = f"{count(wanted, 'partition')} go back to their preferred primary."
@@ -334,7 +340,7 @@ def primaries(session: Session) -> Reply:
 
 @command(app, panel=PANEL, examples=["admin remove n2"])
 def remove(session: Session, node: NodeId, *, yes: Yes = False) -> Reply:
-    """Take a node that holds nothing any more out of the cluster, for good."""
+    """Remove a node that holds no replicas from the cluster, for good."""
     with session.admin() as admin:
         table = admin.status().table
         known = None if table is None else table.by_id.get(node)  # type: ignore[call-overload]

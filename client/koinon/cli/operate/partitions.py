@@ -1,4 +1,4 @@
-"""partitions, partition, where: which nodes have what, and in which state."""
+"""partitions, partition, where: show where partitions and keys are, and their state."""
 
 from __future__ import annotations
 
@@ -43,12 +43,14 @@ def _names(names: Sequence[str | None]) -> str:
 
 
 def _changes(row: PartitionAnswer) -> str:
-    """Return the nodes that are being added (+) to a partition's replicas, and removed (-)."""
+    """Return the nodes that are being added (+) to a partition's replicas and removed (-) from
+    them.
+    """
     return " ".join([f"+{name}" for name in row.adding] + [f"-{name}" for name in row.removing])
 
 
 def _why(row: PartitionAnswer) -> str:
-    """Return why a partition is offline; '' if it is not."""
+    """Return why a partition is offline; '' if it is online."""
     return row.offline_reason.name.lower().replace("_", " ") if row.offline_reason else ""
 
 
@@ -87,7 +89,7 @@ KEYS = (
 )
 
 
-# --- all, or some --------------------------------------------------------------------------------
+# --- partitions ----------------------------------------------------------------------------------
 
 
 @command(
@@ -113,7 +115,7 @@ def partitions(
         bool, typer.Option("--under-replicated", help="Only those that lack a copy in sync.")
     ] = False,
 ) -> Reply:
-    """The partitions: who leads each, where its replicas are; --json: one object per line."""
+    """List partitions with their primaries and replicas; --json: one object per line."""
     chosen = {p for text in which or () for p in partition_ids(text)}
     with session.admin() as admin:
         table = admin.status().table
@@ -153,7 +155,7 @@ def _partition_blocks(rows: Sequence[PartitionAnswer]) -> list[Block]:
     return [Table(PARTITIONS, rows), Styled(f"{count(len(rows), 'partition')}: {words}", "dim")]
 
 
-# --- one -----------------------------------------------------------------------------------------
+# --- partition -----------------------------------------------------------------------------------
 
 
 @command(app, examples=["admin partition 17"])
@@ -161,7 +163,7 @@ def partition(
     session: Session,
     partition_id: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
 ) -> Reply:
-    """One partition: its size, and each of its copies with its node and how far it is."""
+    """Show one partition: its size, and for each copy its node and how complete it is."""
     with session.admin() as admin:
         status = admin.status()
     table = status.table
@@ -177,7 +179,9 @@ def partition(
 def _asked(
     status: ClusterStatus, table: PartitionTable, row: PartitionRow
 ) -> tuple[PartitionSize | None, Mapping[int, Checksum]]:
-    """Ask nodes for the partition's size (None: no node leads it), and how far their copies are."""
+    """Ask nodes for the partition's size (None: it has no primary) and for the state of its
+    copies.
+    """
     p = int(row.partition_id)
     live: dict[int, tuple[int, ...]] = {n: (p,) for n in row.replicas if serves(n, table)}
     with Replicas() as nodes:
@@ -208,9 +212,9 @@ def where(
     *,
     encoding: Encoding,
 ) -> Reply:
-    """Show in which partition keys are, and which nodes have them: ROUTED BY is what of the key is
-    hashed. Reads no record: a key has its place whether there is one or not. --json: one object per
-    line.
+    """Show the partition and the nodes of each key; ROUTED BY is the part of the key that is
+    hashed. Reads no record: a key has its place whether its record exists or not. --json: one
+    object per line.
     """
     wanted = [encoding.decode(key, "KEY") for key in keys]
     with session.admin() as admin:

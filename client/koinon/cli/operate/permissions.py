@@ -1,4 +1,4 @@
-"""admin users, roles, tokens and certificates: who may do what."""
+"""admin users, roles, tokens and certificates: commands that change permissions."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ ACTIONS = {action.name.lower(): action for action in Action}
 _NAMES = ", ".join(ACTIONS)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-_BY_ID = re.compile(r"id:(\d{1,9})")  # no keyspace's name has a colon
+_BY_ID = re.compile(r"id:(\d{1,9})")  # the prefix of an id: a keyspace's name has no colon
 _ROLE_HELP = "May be given several times."
 Roles = Annotated[list[str] | None, typer.Option("--role", metavar="ROLE", help=_ROLE_HELP)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrantOptions:
-    """The options that name a grant."""
+    """The options that describe a grant."""
 
     allow: Annotated[
         str, typer.Option("--allow", metavar="ACTION,…", help=f"What is allowed: {_NAMES}.")
@@ -74,7 +74,7 @@ class GrantOptions:
     ] = ""
 
     def grants(self, admin: Admin) -> list[Grant]:
-        """Return the grants that are named: those on the cluster have no prefix."""
+        """Return the grants that the options describe; grants on the cluster have no prefix."""
         keyspace_id = _keyspace_id(admin, self.keyspace)
         found = []
         for text, option, effect in (
@@ -110,10 +110,11 @@ def _actions(text: str, option: str) -> tuple[Action, ...]:
 
 
 def _keyspace_id(admin: Admin, keyspace: str) -> KeyspaceId | None:
-    """Return the id of the keyspace of this name, or of what names an id; None: "", every one.
+    """Return the id of the keyspace with this name or ``id:NUMBER``; None for "", which means every
+    keyspace.
 
     Raises:
-        UnknownKeyspaceError: there is none of this name.
+        UnknownKeyspaceError: there is no such keyspace.
     """
     if not keyspace:
         return None
@@ -123,14 +124,14 @@ def _keyspace_id(admin: Admin, keyspace: str) -> KeyspaceId | None:
 
 
 def _keyspaces(admin: Admin, roles: Sequence[Role]) -> Keyspaces | None:
-    """Return the keyspaces, if a grant of the roles names one."""
+    """Return the keyspaces if a grant of the roles names one, else None."""
     if all(grant.keyspace_id is None for role in roles for grant in role.grants):
         return None
     return table_of(admin.status()).keyspaces
 
 
 def _changed(admin: Admin, answer: Any, text: str) -> Reply:
-    """Return the reply to a change: what it was, and which nodes have not confirmed it."""
+    """Return the reply to a change: the text, and a note about nodes that have not confirmed it."""
     behind = admin.access.behind
     if behind.node_ids:
         answer = {**json_of(answer), "nodes_behind": list(behind.node_ids)}
@@ -177,7 +178,7 @@ USERS = (
 
 @default_command(users_app)
 def users(session: Session) -> Reply:
-    """Users, their roles and tokens. The user root may do everything and is not listed."""
+    """List users, their roles and tokens. The user root may do everything and is not listed."""
     with session.admin() as admin:
         state = admin.access.state()
     found = [_user(user, state.tokens) for user in state.users]
@@ -186,9 +187,9 @@ def users(session: Session) -> Reply:
 
 @command(users_app, "create", examples=["admin users create etl --role loader"])
 def create_user(session: Session, name: Name, *, role: Roles = None) -> Reply:
-    """Make a user. Without a role it may do nothing.
+    """Create a user. Without a role it may do nothing.
 
-    It comes in by a certificate (koinon certs user) or by a token (koinon admin tokens create).
+    It logs in with a certificate (koinon certs user) or with a token (koinon admin tokens create).
     """
     roles = sorted(set(role or ()))
     with session.admin() as admin:
@@ -202,7 +203,7 @@ def create_user(session: Session, name: Name, *, role: Roles = None) -> Reply:
 
 @command(users_app, "grant", examples=["admin users grant etl --role reader"])
 def grant_roles(session: Session, name: Name, *, role: Roles = None) -> Reply:
-    """Give a user roles, beside those that it has."""
+    """Give a user roles in addition to its present ones."""
     return _alter_roles(session, name, role, lambda held, given: held | given)
 
 
@@ -214,20 +215,21 @@ def take_roles(session: Session, name: Name, *, role: Roles = None) -> Reply:
 
 @command(users_app, examples=["admin users block etl"])
 def block(session: Session, name: Name) -> Reply:
-    """Let a user in no more, its tokens and certificates included."""
+    """Block a user: its tokens and certificates are refused."""
     return _alter(session, name, lambda user: replace(user, blocked=True), "is blocked")
 
 
 @command(users_app, examples=["admin users unblock etl"])
 def unblock(session: Session, name: Name) -> Reply:
-    """Let a user in again."""
+    """Unblock a user."""
     return _alter(session, name, lambda user: replace(user, blocked=False), "is let in again")
 
 
 @command(users_app, examples=["admin users expire-certificates etl"])
 def expire_certificates(session: Session, name: Name) -> Reply:
     """Refuse all certificates of a user that were issued before now; then issue a new one."""
-    now = int(time.time()) - int(CLOCK_SKEW.total_seconds())  # from when one issued now holds
+    # the start of validity of a certificate issued now
+    now = int(time.time()) - int(CLOCK_SKEW.total_seconds())
     return _alter(
         session,
         name,
@@ -238,7 +240,7 @@ def expire_certificates(session: Session, name: Name) -> Reply:
 
 @command(users_app, "drop", examples=["admin users drop etl"])
 def drop_user(session: Session, name: Name, *, yes: Yes = False) -> Reply:
-    """Forget a user and its tokens."""
+    """Delete a user and its tokens."""
     session.ask(f"Drop user {name} and its tokens?", yes=yes)
     with session.admin() as admin:
         admin.access.drop_user(name)
@@ -272,7 +274,9 @@ def _alter(session: Session, name: str, change: Callable[[User], User], what: st
 
 @dataclass(frozen=True, kw_only=True)
 class GrantAnswer:
-    """A grant. ``keyspace`` and ``keyspace_id`` None: in every one; only ``keyspace``: dropped."""
+    """A grant. ``keyspace`` and ``keyspace_id`` None: it applies in every keyspace; only
+    ``keyspace`` None: that keyspace was dropped.
+    """
 
     effect: Effect
     actions: tuple[Action, ...]
@@ -340,7 +344,7 @@ def _rows(roles: Sequence[RoleAnswer]) -> Iterator[tuple[Cell, ...]]:
 
 @default_command(roles_app)
 def roles(session: Session) -> Reply:
-    """Roles and their grants."""
+    """List roles and their grants."""
     with session.admin() as admin:
         state = admin.access.state()
         keyspaces = _keyspaces(admin, state.roles)
@@ -355,7 +359,7 @@ def roles(session: Session) -> Reply:
     examples=["admin roles create loader --allow load,scan --prefix sales:"],
 )
 def create_role(session: Session, name: Name, *, options: GrantOptions) -> Reply:
-    """Make a role, with a first grant if one is given."""
+    """Create a role, with a first grant if one is given."""
     with session.admin() as admin:
         role = Role(name=name, grants=tuple(options.grants(admin)))
         if any(other.name == name for other in admin.access.state().roles):
@@ -371,10 +375,10 @@ def create_role(session: Session, name: Name, *, options: GrantOptions) -> Reply
     roles_app, examples=["admin roles grant loader --allow read --prefix sales: --keyspace vip"]
 )
 def grant(session: Session, name: Name, *, options: GrantOptions) -> Reply:
-    """Add a grant to a role. The longest prefix decides, and a denial among equal ones.
+    """Add a grant to a role. The longest matching prefix decides; of equal prefixes a denial.
 
-    With --keyspace it holds in that keyspace alone. It ends when the keyspace is dropped, and does
-    not come back with another one of the same name.
+    With --keyspace the grant applies in that keyspace alone. It ends when the keyspace is dropped,
+    and a new keyspace of the same name does not have it.
     """
     with session.admin() as admin:
         added = options.grants(admin)
@@ -388,7 +392,7 @@ def grant(session: Session, name: Name, *, options: GrantOptions) -> Reply:
 
 @command(roles_app, examples=["admin roles revoke loader --deny scan --prefix sales:secret:"])
 def revoke(session: Session, name: Name, *, options: GrantOptions) -> Reply:
-    """Take a grant from a role: name it as 'koinon admin roles' shows it."""
+    """Remove a grant from a role: describe it as 'koinon admin roles' shows it."""
     with session.admin() as admin:
         gone = options.grants(admin)
 
@@ -407,7 +411,7 @@ def revoke(session: Session, name: Name, *, options: GrantOptions) -> Reply:
 
 @command(roles_app, "drop", examples=["admin roles drop loader"])
 def drop_role(session: Session, name: Name, *, yes: Yes = False) -> Reply:
-    """Forget a role that no user has."""
+    """Delete a role that no user has."""
     session.ask(f"Drop role {name}?", yes=yes)
     with session.admin() as admin:
         admin.access.drop_role(name)
@@ -439,7 +443,7 @@ class TokenAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMade:
-    """A new token: its secret, or the file that has it."""
+    """A new token: its secret, or the file with the secret."""
 
     id: str
     user: str
@@ -465,7 +469,7 @@ TOKENS = (
 
 @default_command(tokens_app)
 def tokens(session: Session) -> Reply:
-    """Tokens, without their secrets, which only their holders know."""
+    """List tokens without their secrets, which only their holders know."""
     with session.admin() as admin:
         state = admin.access.state()
     found = [view(TokenAnswer, token) for token in state.tokens]
@@ -489,10 +493,10 @@ def create_token(
         typer.Option(metavar="FILE", help="Write it there, for its owner alone, not to show it."),
     ] = None,
 ) -> Reply:
-    """Make a token of a user. It is shown once, and cannot be shown again.
+    """Create a token for a user. Its secret is shown once and cannot be shown again.
 
-    Programs name its file by token_file or KOINON_TOKEN_FILE, beside the identity file that
-    'koinon certs client' makes; clients of Redis send it by AUTH.
+    Programs name its file by token_file or KOINON_TOKEN_FILE, beside the identity file that 'koinon
+    certs client' makes; clients of Redis send it by AUTH.
     """
     now = int(time.time())
     expires_s = now + duration_ms(expires) // 1000 if expires else 0
@@ -524,7 +528,7 @@ def create_token(
 def drop_token(
     session: Session, token_id: Annotated[str, typer.Argument(metavar="TOKEN")]
 ) -> Reply:
-    """Refuse a token from now on. Name it by its id."""
+    """Refuse a token from now on. TOKEN is its id."""
     with session.admin() as admin:
         admin.access.drop_token(token_id)
         return _changed(admin, {"revoked": token_id}, f"Token {token_id} is refused from now on.")
@@ -542,7 +546,7 @@ Serial = Annotated[str, typer.Argument(metavar="SERIAL", help=_SERIAL_HELP)]
 
 @default_command(certificates_app)
 def certificates(session: Session) -> Reply:
-    """Serial numbers of certificates that are refused."""
+    """List the serial numbers of refused certificates."""
     with session.admin() as admin:
         serials = list(admin.access.state().revoked_serials)
     shown = Table([Column("REVOKED", str)], serials)
@@ -553,7 +557,7 @@ def certificates(session: Session) -> Reply:
 
 @command(certificates_app, "revoke", examples=["admin certificates revoke 5f3a9c"])
 def revoke_certificate(session: Session, serial: Serial) -> Reply:
-    """Refuse a certificate, whoever's it is: connections by it end, too."""
+    """Refuse a certificate; open connections that use it end, too."""
     serial = _serial(serial)
     with session.admin() as admin:
         admin.access.revoke_certificate(serial)
@@ -562,7 +566,7 @@ def revoke_certificate(session: Session, serial: Serial) -> Reply:
 
 @command(certificates_app, "restore", examples=["admin certificates restore 5f3a9c"])
 def restore_certificate(session: Session, serial: Serial) -> Reply:
-    """Take a certificate again."""
+    """Accept a refused certificate again."""
     serial = _serial(serial)
     with session.admin() as admin:
         admin.access.restore_certificate(serial)

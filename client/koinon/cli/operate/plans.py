@@ -1,4 +1,6 @@
-"""rebalance, drain, replace, set-replication-factor: show a plan, ask, carry out just that plan."""
+"""rebalance, drain, replace, set-replication-factor: show a plan, ask, and execute the plan that
+was shown.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ from koinon_proto.contract.table import NodeStatus
 app = typer.Typer()
 PLAN_TIMEOUT_MS = 30_000
 STALE_MAX = 5
-"""So often in a row is a new plan shown because the cluster has changed."""
+"""The number of times in a row that a new plan is shown because the cluster has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """The options that all plans have."""
+    """The options common to all plans."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False
     wait: Annotated[bool, typer.Option("--wait", help="Follow the moves until they are done.")] = (
@@ -44,12 +46,12 @@ class How:
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """The aim of a plan.
+    """The purpose of a plan.
 
     Attributes:
-        also: its effect besides its moves, in words; '': none.
-        change: a call that has that effect; None: carrying out the plan has.
-        at_end: what may be done once it is carried out.
+        also: a sentence on its effect besides the moves; '': none.
+        change: a call that has this effect; None: executing the plan has it.
+        at_end: advice for the time after the plan is done.
     """
 
     request: PlanRequest
@@ -60,7 +62,7 @@ class Aim:
 
 @command(app, panel=PANEL, examples=["admin rebalance --dry-run", "admin rebalance --wait"])
 def rebalance(session: Session, *, how: How) -> Reply:
-    """Spread replicas and primaries over the nodes by their weights, with as few moves as it takes.
+    """Spread replicas and primaries over the nodes by their weights, with as few moves as possible.
 
     Shows the plan and asks. Reads and writes go on while replicas move.
     """
@@ -77,7 +79,7 @@ def drain(
     ] = False,
     how: How,
 ) -> Reply:
-    """Move everything off a node, and give it nothing new. 'remove' takes it out afterwards."""
+    """Move all replicas off a node, and assign it no new ones. 'remove' takes it out afterwards."""
     if undo and how.dry_run:
         raise typer.BadParameter("--undo moves nothing: there is no plan for --dry-run to show")
     if undo:
@@ -105,7 +107,7 @@ def replace(
     *,
     how: How,
 ) -> Reply:
-    """Give every replica of the node OLD to the node NEW."""
+    """Move every replica of the node OLD to the node NEW."""
     aim = Aim(
         request=PlanRequest(kind=PlanKind.REPLACE, node_id=old, with_node_id=new),
         at_end=f"Once {old} holds nothing: 'koinon admin remove {old}'.",
@@ -123,7 +125,7 @@ def set_replication_factor(
     ] = "",
     how: How,
 ) -> Reply:
-    """Keep so many copies of each partition of a keyspace.
+    """Set the number of copies of each partition of a keyspace.
 
     Writes then need half of them in sync, rounded up; 'koinon admin keyspaces alter NAME
     --min-in-sync' changes that.
@@ -137,11 +139,11 @@ def set_replication_factor(
     return _planned(session, how, aim)
 
 
-# --- carrying it out -----------------------------------------------------------------------------
+# --- execution -----------------------------------------------------------------------------------
 
 
 def _planned(session: Session, how: How, aim: Aim) -> Reply:
-    """Plan, show, ask and execute, until the plan that was agreed to is the one carried out."""
+    """Make a plan, show it, ask, and execute it; begin again if the cluster has changed since."""
     with session.admin(PLAN_TIMEOUT_MS) as admin, Replicas() as replicas:
         for _ in range(STALE_MAX):
             costed = _cost(admin, replicas, aim.request)
@@ -170,7 +172,7 @@ def _cost(admin: Admin, replicas: Replicas, request: PlanRequest) -> Costed:
 
 
 def _execute(admin: Admin, plan: Plan, aim: Aim) -> bool:
-    """Carry the plan out as it was shown; return False if the cluster has changed since."""
+    """Execute the plan; return False if the cluster has changed since the plan was made."""
     try:
         if plan.moves or aim.request.kind is PlanKind.REPLICATION_FACTOR:
             admin.execute(aim.request, plan.plan_id)
@@ -186,10 +188,12 @@ def _execute(admin: Admin, plan: Plan, aim: Aim) -> bool:
 
 
 def _is_queued(admin: Admin, plan: Plan, fate: UnknownFateError) -> bool:
-    """Return whether a plan whose answer got lost was taken; raise its ``fate`` if unknown."""
+    """Return whether a plan whose reply was lost has been accepted; raise ``fate`` if that is
+    unknown.
+    """
     try:
         return any(move.plan_id == plan.plan_id for move in admin.moves().moves)
-    except KoinonError:  # which says that this question has changed nothing
+    except KoinonError:  # the error of this query would say that nothing was changed
         raise fate from None
 
 
@@ -210,7 +214,7 @@ def _afterwards(
     return Reply(plan_answer(costed, executed=True), code=code, done=done, notes=notes)
 
 
-# --- how a plan looks ----------------------------------------------------------------------------
+# --- display -------------------------------------------------------------------------------------
 
 
 def _plan_blocks(costed: Costed, also: str, *, every: bool) -> list[Block]:
@@ -234,7 +238,7 @@ def _what(move: PlannedMove, to: int | None) -> str:
 
 
 def _grouped(costed: Costed) -> Table:
-    """Return the moves from one node to another, together."""
+    """Return the moves, grouped by their source and target nodes."""
     groups: dict[tuple[str, str, str, str], list[PlannedMove]] = defaultdict(list)
     for move in costed.plan.moves:
         for old, new in steps(move):
@@ -271,7 +275,9 @@ def _each(costed: Costed) -> Table:
 def _size_columns(
     costed: Costed, copied: Callable[..., Sequence[PlannedMove]]
 ) -> tuple[Column, Column]:
-    """Return the columns for what a row copies; ``copied`` are its moves that copy anything."""
+    """Return the columns for the size of a row's copies; ``copied`` returns those of its moves that
+    copy data.
+    """
 
     def text(row: object, attribute: str, form: Callable[[int], str]) -> str:
         sizes = [costed.sizes[move.partition_id] for move in copied(row)]

@@ -1,4 +1,4 @@
-"""admin status, nodes and coordinators: how the cluster is, and what it consists of."""
+"""admin status, nodes and coordinators: show the health and the members of the cluster."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def nodes_table(nodes: Sequence[NodeAnswer]) -> Table:
 
 
 def summary_line(summary: str) -> list[str | Styled]:
-    """Return the line that says whether all is well, with its first words in colour."""
+    """Return the summary line with its first words in colour."""
     for words, style in (("All is well.", "bold green"), ("Attention:", "bold red")):
         if summary.startswith(words):
             return [Styled(words, style), summary.removeprefix(words)]
@@ -91,7 +91,7 @@ def summary_line(summary: str) -> list[str | Styled]:
 
 
 def status_blocks(status: ClusterStatus, answer: StatusAnswer) -> list[Block]:
-    """Return the whole of it, for people: how the cluster is, what it consists of."""
+    """Return the health and the members of the cluster as lines and tables."""
     blocks: list[Block] = [
         summary_line(answer.summary),
         *(f"           {problem}" for problem in answer.problems[1:]),
@@ -152,7 +152,9 @@ def status(
         bool, typer.Option("--brief", "-q", help="The first line alone; ends with 1 unless well.")
     ] = False,
 ) -> Reply:
-    """Show how the cluster is. The first line says whether all is well, and if not, what to do."""
+    """Show the health of the cluster. The first line says whether all is well, and if not, what to
+    do.
+    """
     with session.admin() as admin:
         found = admin.status()
         loads = () if brief else _loads(admin, found)
@@ -165,7 +167,7 @@ def status(
 
 
 def _loads(admin: Admin, status: ClusterStatus) -> Iterable[LoadView]:
-    """Return the bulk loads, () where they cannot be had: nothing of the status depends on them."""
+    """Return the bulk loads, or () if the request fails: the status is shown without them."""
     if status.table is None or not status.table.loads or not status.is_leader:
         return ()
     try:
@@ -176,7 +178,7 @@ def _loads(admin: Admin, status: ClusterStatus) -> Iterable[LoadView]:
 
 @command(app)
 def nodes(session: Session) -> Reply:
-    """The storage nodes: their state, what they hold, what they do."""
+    """List the storage nodes: their state, data and traffic."""
     found = nodes_of(_status(session))
     if not found:
         return Reply(found, notes=["no node has registered yet"])
@@ -185,7 +187,9 @@ def nodes(session: Session) -> Reply:
 
 @default_command(coordinators_app)
 def coordinators(session: Session) -> Reply:
-    """The coordinators: who leads, who is behind. Subcommands change them."""
+    """List the coordinators: their leader, and how far each is behind. Subcommands change the
+    group.
+    """
     found = coordinators_of(_status(session))
     return Reply(found, [coordinators_table(found)])
 
@@ -213,7 +217,7 @@ def add(
 
 @command(coordinators_app)
 def remove(session: Session, member_id: MemberId) -> Reply:
-    """Take a coordinator out of the group. Its process may be stopped afterwards."""
+    """Remove a coordinator from the group. Its process may be stopped afterwards."""
     with session.admin() as admin:
         admin.remove_coordinator(member_id)
     return Reply({"removed": member_id}, f"{member_id} is no coordinator any more.")

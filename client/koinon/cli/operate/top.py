@@ -1,4 +1,4 @@
-"""top: a live view of the cluster, for as long as somebody looks."""
+"""top: a live view of the cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NODE_TIMEOUT_S = 1.0
 HOT_SHOWN = 10
 EVENTS_SHOWN = 5
 HOT_ROWS_MIN = 3
-"""Lines for the hottest partitions that a small terminal still has."""
+"""The lines for the hottest partitions that remain on a small terminal."""
 NODE_COLUMNS_EXPENDABLE = ("UNACKED", "REPLICAS", "BYTES/S", "HEARD", "STORE")
 HOT_COLUMNS_EXPENDABLE = ("BYTES/S", "TIMES MEAN")
 FULL_YELLOW, FULL_RED = 0.8, 0.95
@@ -66,7 +66,7 @@ _NODE_COLUMNS = {
     "UNACKED": 7,
     "HEARD": 6,
 }
-"""With their least widths, so that columns do not jump."""
+"""The columns with their minimal widths, so that they do not shift between updates."""
 _MARKS = {"NODE": "", "STATE": ""}
 _PARTITION_WORDS = {
     "online": "online",
@@ -77,7 +77,7 @@ _PARTITION_WORDS = {
 }
 
 Wait = Callable[[float], bool]
-"""Waits so many seconds; whether somebody wants to end."""
+"""Waits this many seconds; returns True if the operator wants to quit."""
 
 
 @command(
@@ -95,10 +95,11 @@ def top(
         bool, typer.Option("--once", help="Show one moment and end; its rates are of one interval.")
     ] = False,
 ) -> int:
-    """A live view: nodes and what they do, coordinators, moves, loads, the hottest partitions.
+    """Show a live view: nodes and their traffic, coordinators, moves, loads, the hottest
+    partitions.
 
-    Ends with q or Ctrl-C. Where standard output is no terminal, one moment after the other is
-    printed; with --json, one object a line.
+    Ends with q or Ctrl-C. If standard output is no terminal, it prints one view after the other;
+    with --json, one object a line.
     """
     overview = Overview()
     with (
@@ -121,7 +122,9 @@ def top(
 
 @contextmanager
 def _shown(session: Session, once: bool) -> Iterator[tuple[Callable[[View, bool], None], Wait]]:
-    """Yield how to draw a view (and whether it has rates), and how to wait for the next."""
+    """Yield two functions: the first draws a view (with its rates, if True), the second waits for
+    the next.
+    """
     if session.json or once or not goes_to_terminal():
 
         def put(view: View, whole: bool) -> None:
@@ -155,7 +158,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextmanager
 def _keys() -> Iterator[Wait]:
-    """Yield a wait that ends at once when somebody types q."""
+    """Yield a wait that ends at once when q is typed."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -183,7 +186,7 @@ def _keys() -> Iterator[Wait]:
 
 
 def picture(view: View, printer: Console, height: int | None = None) -> Group:
-    """All of it, in no more than ``height`` lines (None: as many as it takes)."""
+    """Return the whole view, in ``height`` lines at most (None: no limit)."""
     lines: list[Any] = [_summary(view), _totals(view)]
     if view.table is None or not view.nodes:
         return Group(*lines)
@@ -210,7 +213,7 @@ def _height(printer: Console, line: Text) -> int:
 
 
 def _trouble(node: NodeView) -> tuple[bool, float]:
-    """Sorts those first that somebody should look at, then the busiest."""
+    """Sort key: nodes with a problem first, then the busiest."""
     well = node.info.status is NodeStatus.ACTIVE and not node.silent
     return well, -_rows(node.rates)
 
@@ -236,7 +239,7 @@ def _clock(unix_s: float) -> str:
 
 
 def nodes_table(nodes: Sequence[NodeView], view: View) -> Any:
-    """The nodes: what they hold, do, and how far they are behind."""
+    """Return the table of nodes: their data, traffic and lag."""
     shown = output.table(*(_MARKS.get(name, ">") + name for name in _NODE_COLUMNS))
     for column in shown.columns:
         column.no_wrap, column.min_width = True, _NODE_COLUMNS[str(column.header)]
@@ -329,7 +332,7 @@ def _moves_text(view: View) -> str:
 
 
 def _hottest_and_events(view: View, printer: Console, left: int | None) -> list[Any]:
-    """Return the lines that fill the rest of the screen."""
+    """Return the hottest partitions and the last events, to fill the rest of the screen."""
     lines: list[Any] = []
     events = list(view.events)[-EVENTS_SHOWN:]
     if left is not None:

@@ -1,4 +1,4 @@
-"""verify: whether all copies of each partition are alike."""
+"""verify: compares the copies of each partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHOWN_MAX = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCopy:
-    """One copy against its primary's; counts are None where its node did not say."""
+    """One copy compared with its primary's; counts are None if its node did not report them."""
 
     node: str
     verdict: Verdict
@@ -51,7 +51,9 @@ class ComparedPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyAnswer:
-    """The numbers of partitions by verdict, and every one that is not identical."""
+    """The number of partitions for each verdict, and every partition whose copies are not
+    identical.
+    """
 
     identical: int
     different: int
@@ -73,8 +75,8 @@ def verify_copies(
 ) -> Reply:
     """Compare the copies of each partition, record by record, by checksums.
 
-    Exit code 1 if any copy differs. Writes may go on: a copy is compared with its primary where
-    both have come to the same point. Reads every record once on every node.
+    Exit code 1 if any copy differs. Writes may go on: a copy is compared with its primary once both
+    have reached the same sequence. Reads every record once on every node.
     """
     with session.admin(TIMEOUT_MS) as admin, Replicas() as replicas:
         table = table_of(admin.status())
@@ -168,6 +170,6 @@ def _blocks(report: Report, table: Table) -> list[Block]:
 
 
 def _records(found: PartitionVerdict) -> int:
-    """Return the number of records that the primary holds of a partition."""
+    """Return the number of records in the primary's copy of a partition."""
     copy = next((c for c in found.copies if c.node_number == found.primary), None)
     return copy.checksum.records if copy is not None and copy.checksum is not None else 0
