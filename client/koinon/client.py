@@ -347,7 +347,7 @@ class Client(Operations, Closing):
         pool = pools.by_place.get((owner, single.keyspace_id))
         if pool is None:
             return None
-        failure = pool.run(single, routing)
+        failure = pool.send(single, routing)
         if isinstance(failure, ConditionFailedError) or (
             isinstance(failure, UnknownFateError) and not single.idempotent
         ):

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from koinon.certs.authority import Identity
-from koinon.driver.rpc.reachability import look
+from koinon.driver.rpc.reachability import probe_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.security import sockets
 from koinon_proto.security.bundle import BundleFile
@@ -119,7 +119,7 @@ async def test_channels_go_to_their_address_whatever_proxy_the_environment_names
 async def test_tls_alone_is_taken_where_it_is_required(identities: Identities) -> None:
     async with echo(identities.listening(Kind.NODE, "n1")) as address:
         assert not await answered(PLAIN, address)
-        found = await look(address)
+        found = await probe_address(address)
         assert "it takes no plain connection" in found.said
         assert "KOINON_TLS_BUNDLE" in found.said
 
@@ -133,12 +133,15 @@ async def test_strangers_and_wrong_names_are_refused_and_it_is_said_why(
         assert not await answered(user, address, node_name("n2"))
         stranger = others.dialing(Kind.USER, "root")
         assert not await answered(stranger, address)
-        assert "unable to get local issuer certificate" in (await look(address, stranger)).said
+        assert (
+            "unable to get local issuer certificate"
+            in (await probe_address(address, stranger)).said
+        )
     async with echo(others.listening(Kind.NODE, "n1")) as address:
         assert not await answered(user, address)
     async with echo(Listening()) as address:
         assert not await answered(user, address)
-        assert "does not speak TLS" in (await look(address, user)).said
+        assert "does not speak TLS" in (await probe_address(address, user)).said
 
 
 async def test_a_user_cannot_act_as_a_server(identities: Identities) -> None:

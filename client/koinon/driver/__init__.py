@@ -1,1 +1,1 @@
-"""Carries out over asyncio and gRPC what the core decides."""
+"""Carries out the core's decisions over asyncio, sockets and gRPC."""

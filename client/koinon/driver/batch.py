@@ -1,4 +1,4 @@
-"""Atomic batches as programs build them: the blocking client's, and the asyncio client's."""
+"""Atomic batches as programs build them, for the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class BatchBuilder:
-    """Operations on keys that have the same routing bytes as ``routing_key``, which may be one of
-    these keys; they take effect together with ``commit``, or not at all.
+    """Operations on keys with the same routing bytes as ``routing_key``, which may itself be one of
+    the keys. ``commit`` carries out all of them together, or none.
 
-    Checks are decided first, against what is there before the batch, wherever they stand. All other
-    operations take place in their order: one on a key that repeats finds what those before it left.
-    At most 1,000 operations, and 4 MiB of keys and values.
+    Checks are evaluated first, against the records before the batch, whatever their position. The
+    other operations are carried out in their order: a second operation on a key sees the result of
+    the first. At most 1,000 operations, and 4 MiB of keys and values.
     """
 
     def __init__(self, client: Any, routing_key: BytesLike) -> None:
@@ -36,7 +36,7 @@ class BatchBuilder:
         return tuple(self._operations.operations)
 
     def check(self, key: BytesLike, version: int) -> Self:
-        """Refuse the whole batch unless the record has this version; 0: unless there is none.
+        """Refuse the whole batch unless the record has this version; 0: unless there is no record.
 
         Raises:
             InvalidArgumentError: the key has other routing bytes, or the batch is full.
@@ -45,7 +45,9 @@ class BatchBuilder:
         return self
 
     def put(self, key: BytesLike, value: BytesLike, *, ttl_ms: int | None = None) -> Self:
-        """Write a record, which expires so many milliseconds later. Errors: those of ``check``."""
+        """Write a record, which expires after ``ttl_ms`` milliseconds. Errors: those of
+        ``check``.
+        """
         self._operations.put(key, value, ttl_ms)
         return self
 
@@ -55,22 +57,23 @@ class BatchBuilder:
         return self
 
     def increment(self, key: BytesLike, by: int = 1, *, ttl_ms: int | None = None) -> Self:
-        """Add to an integer, as the client's ``increment`` does; one that cannot be added to
-        refuses the whole batch. Errors: those of ``check``.
+        """Add to an integer, as the client's ``increment`` does; a value that is no integer, or an
+        overflow, refuses the whole batch. Errors: those of ``check``.
         """
         self._operations.increment(key, by, ttl_ms)
         return self
 
     def _begin_commit(self, durability: Durability, timeout_ms: int | None) -> Any:
-        """Begin the commit. A batch is committed once at most, since the fate of a commit may be
-        unknown.
+        """Begin the commit. A batch is committed once at most, since a commit may have an unknown
+        fate.
 
         Raises:
-            InvalidArgumentError: it has no operations, or was committed before.
+            InvalidArgumentError: the batch has no operations, or was committed before.
         """
         if self._committed:
             raise InvalidArgumentError(
-                field="batch", reason="was committed before: make a new one, after a look"
+                field="batch",
+                reason="was committed before: read the records, then make a new batch",
             )
         if not len(self):
             raise InvalidArgumentError(field="batch", reason="has no operations")
@@ -88,16 +91,17 @@ class Batch(BatchBuilder):
     def commit(
         self, *, durability: Durability = "all_in_sync", timeout_ms: int | None = None
     ) -> BatchResult:
-        """Write all of it in one step, or nothing; return the version that all of it has.
+        """Commit the batch: write all of it in one step, or nothing. Return the version that all
+        its records get.
 
-        What the batch reads and writes belongs to one moment, and no reader, replica or crash ever
-        shows a part of it. It is sent once; a refusal of which nothing was applied is retried.
+        All reads and writes of the batch happen at one moment; no reader, replica or crash ever
+        shows a part of it. It is sent once; only a refusal that applied nothing is retried.
 
         Raises:
             CheckFailedError: a check did not hold; the error names the key. Nothing was written.
-            NotANumberError, NumberOverflowError: of an increment. Nothing was written.
-            UnknownFateError: it was sent, and no answer came: all of it was written, or nothing.
-                It is never repeated.
+            NotANumberError, NumberOverflowError: an increment failed. Nothing was written.
+            UnknownFateError: the batch was sent, and no reply came: all of it was written, or
+                nothing. It is never repeated.
             UnavailableError: the deadline passed; nothing was written.
         """
         with self._client._engine.observing.call("batch", len(self)):

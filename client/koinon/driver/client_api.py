@@ -1,8 +1,8 @@
-"""The operations that both clients have: their arguments, types and texts, written once.
+"""The operations of both clients: their arguments, types and documentation, written once.
 
-A face says in ``_run``, ``_run_single``, ``_load`` and ``_scan`` how work is waited for: the
-blocking client returns its result, and the asyncio client an awaitable or an iterator.
-``awaitable`` and ``async_iterable`` give a method the type that it has there.
+Each client implements ``_run``, ``_run_single``, ``_load`` and ``_scan``, which wait for work: the
+blocking client returns the result, the asyncio client an awaitable or an asynchronous iterator.
+``awaitable`` and ``async_iterable`` give a method the asyncio client's type.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 
 
 class InKeyspace:
-    """An engine, and the keyspace of the operations that go over it. Both faces have these."""
+    """An engine, and the keyspace of the operations. The base of both clients."""
 
     _engine: Engine
 
@@ -49,7 +49,7 @@ class InKeyspace:
         """Refuse to be pickled or copied: a copy would share the connections, and close them.
 
         Raises:
-            TypeError
+            TypeError: always.
         """
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled or copied, since it holds connections: "
@@ -62,13 +62,16 @@ class InKeyspace:
         return self._engine.target
 
     def _single(self, kind: Kind, key: BytesLike, **options: Any) -> PendingOperation:
-        """Return an operation, ready to be run; ``options`` are those of the engine's."""
+        """Return an operation, ready to run; ``options`` are the options of
+        ``SingleOperations.make``.
+        """
         return self._engine.singles.make(self._target, kind, key, **options)
 
     def _open_pages(self, query: ScanQuery, timeout_ms: int | None) -> Pages:
         """Return the pages of a scan."""
         with self._engine.observing.call("scan"):
-            self._engine.routing()  # in a forked child the engine stands from here on
+            # in a forked child, this attribute access replaces the engine by a new one
+            self._engine.routing()
             return Pages(self._engine, self._target, query, timeout_ms)
 
     def _open_feed(self, query: FeedQuery, timeout_ms: int | None) -> ChangeFeed:
@@ -77,12 +80,12 @@ class InKeyspace:
         return ChangeFeed(self._engine, self._target, query, timeout_ms)
 
     def _retries_unknown(self, asked: bool | None) -> bool:
-        """Return whether attempts of unknown fate are repeated: the client's default for None."""
+        """Return whether attempts of unknown fate are repeated; None: the client's default."""
         return self._engine.options.retry_unknown if asked is None else asked
 
 
 class InOpenedKeyspace(InKeyspace):
-    """The same over a client's engine, in a keyspace of its own choice."""
+    """A client's engine, with another keyspace."""
 
     def __init__(self, client: Any, target: Target) -> None:
         self._client = client
@@ -106,7 +109,7 @@ class ClientApi(InKeyspace, ABC):
 
     @abstractmethod
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the engine's work."""
+        """Run a coroutine on the engine's loop and wait for it."""
 
     @abstractmethod
     def _run_single(self, single: PendingOperation) -> Any:
@@ -114,17 +117,19 @@ class ClientApi(InKeyspace, ABC):
 
     @abstractmethod
     def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
-        """Write the chunks."""
+        """Write the chunks; return the result of the load."""
 
     @abstractmethod
     def _scan(self, open_pages: Callable[[], Pages]) -> Iterator[Entry]:
-        """Yield the records of the pages that ``open_pages`` returns. The asyncio client opens them
-        with the first record that is asked for, on the loop on which it is.
+        """Yield the records of the pages that ``open_pages`` returns. The asyncio client calls it
+        when the first record is requested, on the caller's loop.
         """
 
     @abstractmethod
     def _changes(self, open_feed: Callable[[], ChangeFeed]) -> Iterator[ChangeBatch]:
-        """Yield the batches of the feed that ``open_feed`` returns; end it after the last."""
+        """Yield the batches of the feed that ``open_feed`` returns, and close the feed at the
+        end.
+        """
 
     # --- single records -------------------------------------------------------------------------
 
@@ -154,21 +159,22 @@ class ClientApi(InKeyspace, ABC):
         """Write a record and return its version.
 
         Args:
-            ttl_ms: the record expires so many milliseconds after the write. None: after those
-                that the keyspace has as its default, or never.
+            ttl_ms: the record expires this many milliseconds after the write. None: the keyspace's
+                default, or never.
             if_version: write only if the record has this version; 0: only if there is none.
-            retry_unknown: repeat an attempt of unknown fate instead of raising (default: as given
-                at ``connect``). The record may then be written twice, and the second may overwrite
-                what another client wrote in between; the version returned is that of the last. A
-                conditional write is never repeated: its second attempt would meet its first.
-            durability: ``"all_in_sync"``: answered once the record is durable on every in-sync
+            retry_unknown: repeat an attempt of unknown fate instead of raising (default: the option
+                of ``connect``). The record may then be written twice, and the second write may
+                overwrite what another client wrote in between; the returned version is that of the
+                last write. A conditional write is never repeated: its second attempt would meet its
+                own first one.
+            durability: ``"all_in_sync"``: acknowledged once the record is durable on every in-sync
                 replica. ``"primary"``: once it is durable on the primary, which is sooner, but
                 OUTSIDE the promise that no acknowledged write is lost: a failover may lose it.
 
         Raises:
             InvalidArgumentError: the value or ``ttl_ms`` is beyond the keyspace's limit.
             ConditionFailedError: the record has another version; nothing was written.
-            UnknownFateError: the write was sent, and no answer came.
+            UnknownFateError: the write was sent, and no reply came.
             UnavailableError: the deadline passed; nothing was written.
         """
         version: int = self._run_single(
@@ -196,8 +202,9 @@ class ClientApi(InKeyspace, ABC):
     ) -> bool:
         """Delete a record; return whether there was one.
 
-        Arguments and errors are those of :meth:`put`. After a repeated attempt of unknown fate
-        the answer is that of the last attempt, which may have found the first one's work done.
+        Arguments and errors are those of :meth:`put`. If an attempt of unknown fate was repeated,
+        the result is that of the last attempt: it may be False although the first attempt deleted
+        the record.
         """
         found: bool = self._run_single(
             self._single(
@@ -212,11 +219,11 @@ class ClientApi(InKeyspace, ABC):
         return found
 
     def exists(self, key: BytesLike, *, timeout_ms: int | None = None) -> bool:
-        """Return whether there is a record."""
+        """Return whether the record exists."""
         found: bool = self._run_single(self._single(Kind.EXISTS, key, timeout_ms=timeout_ms))
         return found
 
-    # --- updates: the primary reads, decides and writes, with nothing in between ----------------
+    # --- updates: the primary reads, decides and writes in one step ------------------------------
 
     def increment(
         self,
@@ -227,18 +234,18 @@ class ClientApi(InKeyspace, ABC):
         durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> int:
-        """Add to an integer and return the sum. The value is decimal text of 64 bits with a sign;
-        no record counts as 0.
+        """Add to an integer and return the sum. The value is decimal text of 64 bits with a sign; a
+        missing record counts as 0.
 
         An increment of unknown fate is never repeated, whatever ``retry_unknown`` says.
 
         Args:
-            ttl_ms: a record that this makes expires so many milliseconds later (None: as with
-                :meth:`put`). One that is there keeps its expiry.
+            ttl_ms: if the increment creates the record, it expires after this many milliseconds
+                (None: as with :meth:`put`). An existing record keeps its expiry.
 
         Raises:
             NotANumberError, NumberOverflowError: nothing was written.
-            UnknownFateError: it was sent, and no answer came; it may have been counted.
+            UnknownFateError: it was sent, and no reply came; it may have been counted.
             UnavailableError: the deadline passed; it was not counted.
         """
         total: int = self._run_single(
@@ -261,9 +268,9 @@ class ClientApi(InKeyspace, ABC):
         durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> bool:
-        """Have the record expire ``ttl_ms`` from now (None: never); return whether there is one.
-        Errors are those of :meth:`increment`, and InvalidArgumentError where that is longer than
-        the records of the keyspace may live.
+        """Set the record's expiry to ``ttl_ms`` from now (None: never); return whether the record
+        exists. Errors are those of :meth:`increment`, and InvalidArgumentError if ``ttl_ms`` is
+        beyond the keyspace's limit.
         """
         found: bool = self._run_single(
             self._single(
@@ -281,8 +288,8 @@ class ClientApi(InKeyspace, ABC):
         durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> bytes:
-        """Return the record's value; if there is none, write this one and return it. ``ttl_ms`` is
-        of the record that this makes. Errors are those of :meth:`increment`.
+        """Return the record's value; if there is no record, write this value and return it.
+        ``ttl_ms`` applies to a record that this call writes. Errors are those of :meth:`increment`.
         """
         found: bytes = self._run_single(
             self._single(
@@ -301,8 +308,8 @@ class ClientApi(InKeyspace, ABC):
     def get_many(
         self, keys: Iterable[BytesLike], *, timeout_ms: int | None = None
     ) -> list[bytes | None]:
-        """Return the values in the order of the keys, None for those without a record. Keys go in
-        batches, side by side; ``timeout_ms`` bounds each, not the whole.
+        """Return the values in the order of the keys, None for keys without a record. Keys are sent
+        in concurrent batches; ``timeout_ms`` limits each batch, not the whole call.
         """
         return self._run(
             self._engine.rows.read(
@@ -313,7 +320,7 @@ class ClientApi(InKeyspace, ABC):
     def get_entries(
         self, keys: Iterable[BytesLike], *, timeout_ms: int | None = None
     ) -> list[Entry | None]:
-        """Return the records, as :meth:`get_many` does the values."""
+        """Return the records in the order of the keys, as :meth:`get_many` returns the values."""
         return self._run(
             self._engine.rows.read(
                 self._target, _as_columns(keys), want_entries=True, timeout_ms=timeout_ms
@@ -330,22 +337,23 @@ class ClientApi(InKeyspace, ABC):
         durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> WriteResult:
-        """Write any number of records; return what became of each.
+        """Write any number of records; return counts, and the rows that failed.
 
-        The input may be a generator of millions of rows: it is read as fast as the nodes take it,
-        and only failed rows are remembered. Of rows with the same key the last wins. ``timeout_ms``
-        bounds each batch, not the whole. ``durability`` is that of :meth:`put`.
+        The input may be a generator of millions of rows: it is read as fast as the nodes accept
+        rows, and only failed rows are remembered. Of rows with the same key the last wins.
+        ``timeout_ms`` limits each batch, not the whole call. ``durability`` is that of :meth:`put`.
 
         Args:
             items: pairs of key and value; or key, value and the row's own time to live in
                 milliseconds, where None stands for ``ttl_ms``.
             if_absent: write only rows whose keys have no record. The others are counted as
                 ``present``; so is a row, with ``retry_unknown``, whose first attempt was applied
-                but had no answer.
+                but had no reply.
 
         Raises:
-            InvalidArgumentError, TypeError: a row is bad; the error names it. Nothing is sent if
-                the input has a length; of an iterator, rows before it may have been written.
+            InvalidArgumentError, TypeError: a row is invalid; the error names it. If the input has
+                a length, nothing was sent; rows of an iterator before the bad one may have been
+                written.
         """
         chunks = self._engine.rows.put_chunks(self._target, items)
         options = WriteOptions(
@@ -386,18 +394,18 @@ class ClientApi(InKeyspace, ABC):
     ) -> Iterator[Entry]:
         """Yield the records whose keys begin with ``prefix``, a page at a time.
 
-        Records come partition by partition, by key inside each; not in order over all. Where the
-        prefix holds what the keyspace's router takes of a key (``city/`` with ``until:2f``), one
-        partition is asked, and all come in order. Every record that is there throughout is yielded
-        once; what is written meanwhile may be missed.
+        Records come partition by partition and by key inside each, in no global order. If the
+        prefix includes all routing bytes of its keys (``city/`` with ``until:2f``), only one
+        partition is read, and all records come in order. Every record that exists throughout the
+        scan is yielded once; a record written during the scan may be missed.
 
         Args:
             start: only records with this key or a greater one; with ``reverse`` a lesser one.
-            limit: at most so many records, of the partitions that happen to come first.
-            reverse: inside each partition the keys descend.
-            page_rows: records that are fetched at a time.
-            keys_only: the values are empty.
-            timeout_ms: bounds each page.
+            limit: the most records to yield, from whichever partitions come first.
+            reverse: keys descend inside each partition.
+            page_rows: the number of records in a page.
+            keys_only: values are left empty.
+            timeout_ms: limits each page.
         """
         query = ScanQuery(
             prefix=prefix,
@@ -417,32 +425,37 @@ class ClientApi(InKeyspace, ABC):
         keys_only: bool = False,
         timeout_ms: int | None = None,
     ) -> Iterator[ChangeBatch]:
-        """Yield what is written to keys that begin with ``prefix``, in batches, without end. An
-        empty batch comes after a second without a change.
+        """Yield the changes of keys that begin with ``prefix``, in batches, without end. An empty
+        batch comes after a second without a change.
 
-        Only what is durable on every in-sync replica is told, so no failover takes it back. Of each
-        key, versions rise, and the newest is never left out; older ones may be. A change may come
-        twice, after a failover say. docs/feed.md says how to write a consumer.
+        A change is yielded once it is durable on every in-sync replica, so no failover takes it
+        back. The versions of a key rise, and its newest version is never left out; older ones may
+        be. A change may come twice, for instance after a failover. docs/feed.md says how to write a
+        consumer.
 
         Args:
-            since: ``positions`` of an earlier batch, or their text: all that came after. None:
-                every record that there is, then what changes. ``"now"``: only what changes.
-            keys_only: the values of what was put are empty.
-            timeout_ms: how long a partition may be out of reach before the feed ends; by default a
-                minute.
+            since: ``positions`` of an earlier batch, or ``str`` of them: yield all changes after
+                it. None: yield every existing record, then changes. ``"now"``: only changes from
+                now on.
+            keys_only: values of puts are left empty.
+            timeout_ms: how long a partition may be out of reach before the feed ends; a minute by
+                default.
 
         Raises:
-            SnapshotNeededError, HistoryBranchedError: a partition cannot go on from its position:
-                leave it out of ``since`` (``positions.without``) to begin it anew.
+            SnapshotNeededError, HistoryBranchedError: a partition cannot continue from its
+                position: leave it out of ``since`` (``positions.without``) to begin it with a
+                snapshot.
             WrongClusterError, InvalidArgumentError: ``since`` is of another cluster or keyspace.
             PermissionDeniedError: the caller may not ``feed`` all keys with this prefix.
-            UnavailableError: a partition was not served for the timeout.
+            UnavailableError: no node served a partition for the timeout.
         """
         query = FeedQuery(prefix=prefix, since=since, keys_only=keys_only)
         return self._changes(lambda: self._open_feed(query, timeout_ms))
 
     def cluster_status(self, *, timeout_ms: int | None = None) -> ClusterStatus:
-        """Return the coordinators' view of the cluster, the leader's if there is one."""
+        """Return the cluster's status as the coordinators' leader sees it, or another coordinator
+        if there is no leader.
+        """
         engine = self._engine
         return self._run(engine.discovery.cluster_status(engine.timeout_ms(timeout_ms)))
 
@@ -450,8 +463,8 @@ class ClientApi(InKeyspace, ABC):
 def awaitable(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return a method of ``ClientApi`` for a client whose ``_run``, ``_run_single`` and ``_load``
-    return awaitables: a coroutine function of the same arguments and text.
+    """Return the asyncio client's form of a ``ClientApi`` method: a coroutine function with the
+    same arguments and documentation.
     """
 
     @functools.wraps(method)
@@ -466,8 +479,8 @@ def awaitable(
 def async_iterable(
     method: Callable[Concatenate[Any, P], Iterator[T]],
 ) -> Callable[Concatenate[Any, P], AsyncIterator[T]]:
-    """Return a method of ``ClientApi`` for a client whose ``_scan`` returns asynchronous iterators:
-    a function of the same arguments and text.
+    """Return the asyncio client's form of a ``ClientApi`` method that yields: a function with the
+    same arguments and documentation that returns an asynchronous iterator.
     """
 
     @functools.wraps(method)
@@ -480,7 +493,7 @@ def async_iterable(
 
 
 def described(name: str, addresses: Sequence[str], routing: Routing | None, *, closed: bool) -> str:
-    """Return what ``repr`` says of a client: where it is connected."""
+    """Return the ``repr`` of a client, with its addresses and its cluster."""
     at = ",".join(addresses)
     if closed:
         return f"<koinon.{name} of {at}, closed>"

@@ -1,7 +1,7 @@
-"""The way of one client to its cluster: routing, links by gRPC, news of the table, and time.
+"""A client's access to its cluster: routing, gRPC links, waits for a newer table, and timeouts.
 
-Operations of all kinds rest on it (``single_operations``, ``row_operations``, ``scan_pages``). All
-methods run on the client's loop, unless they say otherwise.
+Operations of all kinds use it (``single_operations``, ``row_operations``, ``scan_pages``). All
+methods run on the client's loop unless their docstrings say otherwise.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from koinon.core.routing import PartitionIds
 
 SLOW_S = 0.5
-"""Without any answer for so long a node may hang, or be gone."""
+"""A node that has sent no reply for this long may hang or be gone."""
 
 
 class ClusterAccess(ABC):
-    """Everything that the operations of one client share. Made on its loop. With ``threads``,
-    threads send operations themselves (``pools``) where they can.
+    """The state that all operations of one client share. Made on the client's loop. With
+    ``threads``, threads send operations themselves (``pools``) where possible.
     """
 
     def __init__(self, seeds: Sequence[str], options: ClientOptions, *, threads: bool) -> None:
@@ -44,33 +44,36 @@ class ClusterAccess(ABC):
         self.policy = RetryPolicy()
         self.closed = False  # no operation begins any more
         self.loop = asyncio.get_running_loop()
-        self.now = time.monotonic  # also on threads: uvloop's own clock stands while it waits
+        # works on threads, too; uvloop's own clock stops while the loop waits
+        self.now = time.monotonic
         sockets_max = min(SOCKETS_MAX, options.max_pending)
         self.pools = (
             Pools(self._on_late, self.dialing, sockets_max=sockets_max) if threads else None
         )
         self.links: dict[str, Link] = {}  # by address; kept until the client is closed
-        self.tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks weakly
-        # Ends the wait for the next look at silent nodes; None: none is planned.
+        self.tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks only weakly
+        # Ends the wait for the next check of silent nodes; None: no check is scheduled.
         self.cancel_look: Cancel | None = None
         self.discovery = TableRefresh(seeds, self.router, self.link, self.dialing)
 
     @abstractmethod
     def look_for_silent_nodes(self) -> None:
-        """Look after nodes that have not answered for long, and plan the next look if need be."""
+        """Check the nodes that have not replied for long; schedule the next check if needed."""
 
     def link(self, address: str) -> Link:
-        """Return the link by gRPC to this address; it connects when it is first used."""
+        """Return the gRPC link to this address; it connects at its first use."""
         link = self.links.get(address)
         if link is None:
             link = self.links[address] = Link(address, self.dialing)
         return link
 
     def check_loop(self) -> None:
-        """Refuse a call from another loop. A client that is closed says that instead, on any.
+        """Raise if called on another loop; if the client is closed, raise ClientClosedError on any
+        loop.
 
         Raises:
             WrongEventLoopError: the running loop is not the client's.
+            ClientClosedError: the client is closed.
         """
         if asyncio.get_running_loop() is not self.loop and not self.closed:
             raise WrongEventLoopError
@@ -85,7 +88,7 @@ class ClusterAccess(ABC):
 
     @property
     def cluster_id(self) -> str:
-        """The one cluster that this client ever talks to."""
+        """The id of the client's cluster; it never talks to another one."""
         return self.routing().table.cluster.cluster_id
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -94,12 +97,12 @@ class ClusterAccess(ABC):
         task.add_done_callback(self.tasks.discard)
 
     def watch_answers(self) -> None:
-        """Look after nodes that do not answer, from now on and as long as anything is sent."""
+        """Check for silent nodes from now on, as long as operations are in flight."""
         if self.cancel_look is None and not self.closed:
             self.cancel_look = self.loop.call_later(SLOW_S, self.look_for_silent_nodes).cancel
 
     def _on_late(self) -> None:
-        """A thread has waited long for an answer. From any thread."""
+        """Begin to check for silent nodes, because a thread's reply is late. From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._look_now)
 
@@ -108,7 +111,7 @@ class ClusterAccess(ABC):
             self.look_for_silent_nodes()
 
     def wake_on_news(self, revision: int) -> None:
-        """Wake the operations that wait, if a refusal of one of them changed the routing."""
+        """Wake the waiting operations if a refusal has changed the routing since ``revision``."""
         if self.router.revision > revision:
             self.discovery.wake()
 
@@ -119,8 +122,8 @@ class ClusterAccess(ABC):
         deadline: float,
         partition_ids: PartitionIds | Sequence[int],
     ) -> bool:
-        """Wait until one of the partitions has changed since ``revision``, at the latest for the
-        delay; return False if the deadline passed, or will have before it is any use.
+        """Wait until one of the partitions has changed since ``revision``, for the delay at most;
+        return False if the deadline passed, or comes before a retry can succeed.
         """
         if self.now() + again.not_before_s >= deadline:
             return False
@@ -136,7 +139,7 @@ class ClusterAccess(ABC):
         return self.now() < deadline
 
     def timeout_ms(self, timeout_ms: int | None) -> int:
-        """Return the given timeout, checked, or the default. From any thread."""
+        """Return the timeout, checked, or the default for None. From any thread."""
         if timeout_ms is None:
             return self.options.timeout_ms
         limits.check_positive("timeout_ms", timeout_ms)

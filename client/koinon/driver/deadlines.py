@@ -1,7 +1,8 @@
-"""The deadlines of single operations: one timer for all, however many are under way.
+"""The deadlines of single operations, with one timer for all of them.
 
-A timer for each would cost more than all else that the loop does for an operation. Operations are
-kept by the hundredth of a second in which they end; one that is answered before is taken out.
+A timer for each operation would cost more than everything else that the loop does for it.
+Operations are kept by the hundredth of a second of their deadline; an operation that ends earlier
+is removed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ _TICKS_PER_S = 100
 
 
 class Deadlines:
-    """Calls ``expire`` of operations whose time is over: up to a tick late, never before. Belongs
-    to one event loop; ``now`` is the clock of the deadlines.
+    """Calls ``expire`` of operations whose deadline has passed: up to a tick late, never early.
+    Belongs to one event loop; ``now`` is the clock of the deadlines.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._due: dict[int, set[PendingOperation]] = {}  # by the tick at whose end
+        self._due: dict[int, set[PendingOperation]] = {}  # by the tick at whose end they expire
         self._ticks: list[int] = []  # the keys of ``_due``, as a heap
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_tick = 0  # for which it is set
+        self._timer_tick = 0  # the tick for which the timer is set
 
     def add(self, single: PendingOperation) -> None:
         tick = int(single.deadline * _TICKS_PER_S) + 1
@@ -41,7 +42,7 @@ class Deadlines:
 
     @staticmethod
     def discard(single: PendingOperation) -> None:
-        """The operation has ended. A set that is empty goes when its time comes."""
+        """Remove an operation that has ended. An empty set is removed when its tick comes."""
         single.due.discard(single)
 
     def close(self) -> None:

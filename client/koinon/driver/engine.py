@@ -1,9 +1,9 @@
-"""The driver under both clients: one event loop that carries out what the core decides.
+"""The driver under both clients: one event loop that carries out the core's decisions.
 
-The engine is the client's access to its cluster, with the operations that go over it: ``singles``,
-single operations, and ``rows``, those over many rows. It connects, closes, opens keyspaces, and
-watches for silent nodes. Which rows go where, what is retried and what an error means is decided in
-``koinon.core``. All methods run on the engine's loop, unless they say otherwise.
+The engine is the client's access to its cluster, plus its operations: ``singles``, single
+operations, and ``rows``, operations over many rows. It connects, closes, opens keyspaces, and
+checks for silent nodes. Routing, retries and the meaning of errors are decided in ``koinon.core``.
+All methods run on the engine's loop unless their docstrings say otherwise.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.contract.keyspaces import DEFAULT
 
-_SUSPECT_S = 0.25  # between two questions whether a silent node is gone
+_SUSPECT_S = 0.25  # between two requests about a silent node
 
 
 class Engine(ClusterAccess):
-    """Everything that one client shares. Make it on its loop; ``start`` before use."""
+    """The engine of one client. Make it on its loop; call ``start`` before use."""
 
     def __init__(
         self, seeds: Sequence[str], options: ClientOptions, *, threads: bool = False
@@ -41,7 +41,7 @@ class Engine(ClusterAccess):
         self._opened: Target | None = None  # the keyspace that ``options`` names
 
     async def start(self) -> None:
-        """Fetch the table within the default timeout; where that fails, close.
+        """Fetch the table within the default timeout; on failure, close.
 
         Raises:
             ClusterNotReadyError, UnavailableError, WrongClusterError, UnknownKeyspaceError
@@ -55,7 +55,7 @@ class Engine(ClusterAccess):
             raise
 
     async def close(self) -> None:
-        """End every operation under way and close the channels."""
+        """End every operation in flight and close the channels."""
         if self.closed:
             return
         self.closed = True
@@ -76,12 +76,12 @@ class Engine(ClusterAccess):
         return self._opened
 
     async def open_keyspace(self, name: str) -> Target:
-        """Return the keyspace of this name. But for ``default`` the coordinators are asked what has
-        changed: it may be new, or another of the same name. Where none answers, this client's table
-        has to do.
+        """Return the keyspace of this name. Except for ``default``, ask the coordinators for a
+        newer table first: the keyspace may be new, or a different one of the same name. If no
+        coordinator answers, use the client's table.
 
         Raises:
-            UnknownKeyspaceError: there is none.
+            UnknownKeyspaceError: there is no such keyspace.
         """
         if name not in ("", DEFAULT):
             with contextlib.suppress(UnavailableError):
@@ -91,8 +91,8 @@ class Engine(ClusterAccess):
         return target_named(name, self.routing())
 
     def look_for_silent_nodes(self) -> None:
-        """Ask which nodes serve the partitions of a node that has not answered for long. What is
-        still queued for it goes there; what was sent is given up once the node is known to be gone.
+        """Ask for the table if a node has not replied for long. Its queued operations then go to
+        the new owners; its sent operations fail once the table says that the node is gone.
         """
         self.cancel_look = None
         if self.closed:

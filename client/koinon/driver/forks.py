@@ -1,46 +1,48 @@
-"""Keeps gRPC's core alone in forked children, which cannot use their parent's.
+"""Keeps forked children from using gRPC's core, which does not survive a fork.
 
-gRPC's core runs on threads, which a fork does not take along: in the child of a process that has
-used it, it sends nothing and waits for ever. Worse, what it holds must not even be freed there: the
-child would take the parent's connections out of the set of descriptors on which both wait. So what
-was open at a fork is never freed in the child, and the child's own channels do without the core
-(``koinon.driver.rpc.http2``).
+gRPC's core runs on threads, and a fork does not copy threads: in a child of a process that has used
+the core, it sends nothing and waits for ever. Nor may the child free the core's objects: that would
+remove the parent's connections from the set of descriptors that both processes wait on. So channels
+that were open at a fork are never freed in the child, and the child's own channels do without the
+core (``koinon.driver.rpc.http2``).
 """
 
 from __future__ import annotations
 
-import ctypes  # before any fork, like all else that is needed after one
+import ctypes  # imported before any fork, like everything that a child needs
 import importlib
 import os
 import sys
 from pathlib import Path
 from weakref import WeakSet
 
-_THREADS = ("grpc_", "event_engine")  # what the core's threads call themselves, once they run
+_THREADS = ("grpc_", "event_engine")  # the name of the core's threads, once they run
 _IMPORTED_LATER = ("koinon.driver.rpc.http2", "koinon_proto.key_columns")
-"""Modules that clients import only when they need them, NumPy with them."""
+"""Modules that clients import only when they need them, and NumPy with them."""
 
 _holders: WeakSet[object] = WeakSet()  # of channels and calls
 _used = False  # the core runs here, or ran in a parent
-_lost = False  # it ran in a parent
+_lost = False  # the core ran in a parent
 
 
 def holds_channels(holder: object) -> None:
-    """Let what ``holder`` refers to outlive every forked child. Call before a channel is opened."""
+    """Keep the objects that ``holder`` refers to alive in every forked child. Call it before a
+    channel is opened.
+    """
     global _used
     _used = True
     _holders.add(holder)
 
 
 def core_is_lost() -> bool:
-    """Return whether this process was forked from one in which gRPC's core was used."""
+    """Return whether this process was forked from one that had used gRPC's core."""
     return _lost
 
 
 def _before() -> None:
-    """Import what a child's clients may need: an import that another thread is in the middle of
-    would never end in the child. And look whether anybody else in this process uses the core: it
-    has such a thread while it runs.
+    """Before a fork: import the modules that a child's clients may need, because an import that
+    another thread has begun would never end in the child. Also find out whether other code of this
+    process uses the core, by its threads.
     """
     global _used
     if _used:

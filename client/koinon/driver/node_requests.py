@@ -1,8 +1,8 @@
-"""Requests of one message and one reply to a node: rows that are read or written, batches, pages.
+"""Requests of one message and one reply to a node: reads and writes of rows, batches, pages.
 
-Reads of rows and pages of scans go by RESP, which costs a third of the CPU; where no connection for
-that can be had now, and all else, by gRPC, which says why a node cannot be reached. An address that
-only a refusal has named has no RESP listener that is known.
+Reads of rows and pages of scans go by RESP, which costs a third of the CPU. Everything else goes by
+gRPC, and so do they while no RESP connection is available; gRPC also reports why a node cannot be
+reached. An address known only from a refusal has no known RESP listener.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from koinon_proto.v1 import kv_pb2
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of ``KeyValue``. ``command`` is its name by RESP; None: there is none."""
+    """A method of ``KeyValue``. ``command`` is its RESP command; None: it has none."""
 
     name: str
     reply: type[Message]
@@ -41,7 +41,7 @@ WRITE = Method("batch_write", kv_pb2.BatchWriteResponse, write=True)
 COMMIT = Method("commit_batch", kv_pb2.CommitBatchResponse, write=True)
 
 RespLinkOf = Callable[[str, int, Routing], RespLink | None]
-"""Returns the link by RESP to an address, for operations in the keyspace of this id."""
+"""Returns the RESP link to an address, for operations in the keyspace of this id, or None."""
 
 
 class NodeRequests:
@@ -52,8 +52,8 @@ class NodeRequests:
         self._resp_link = resp_link
 
     async def send(self, method: Method, address: str, request: Any, deadline: float) -> Any:
-        """Return the reply, a message, or the error that the attempt came to. It takes at most the
-        share of the time until ``deadline`` that ``attempt_timeout_s`` gives it.
+        """Send a request; return the reply message or the error. It takes at most the share of the
+        time until ``deadline`` that ``attempt_timeout_s`` gives to one attempt.
         """
         access = self._access
         if method.command is not None and (left_s := deadline - access.now()) > 0:
@@ -87,7 +87,7 @@ def message_of(
     timeout_ms: int,
     request_id: request_ids.RequestId | None = None,
 ) -> PendingMessage:
-    """Return the attempt at a request by RESP; its id is the one that is given, or the task's."""
+    """Return an attempt to send a request by RESP, under ``request_id`` or else the task's own."""
     return PendingMessage(
         command=command,
         deadline=deadline,
@@ -98,5 +98,5 @@ def message_of(
 
 
 def outcome_as(convert: Callable[[Any], Any], outcome: Any) -> Any:
-    """Return the reply as the core takes it; an error stays as it is."""
+    """Convert a reply for the core; return an error unchanged."""
     return outcome if isinstance(outcome, KoinonError) else convert(outcome)

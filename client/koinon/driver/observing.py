@@ -1,5 +1,5 @@
-"""Tells a client's observer of operations that have ended, and of calls that ended before there was
-one: bad arguments, a client that is closed.
+"""Reports operations to a client's observer when they end, and also calls that failed before an
+operation began: bad arguments, a closed client.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from koinon_proto.contract.errors import KoinonError
 log = logging.getLogger(__name__)
 
 OK = "ok"
-_TOLD = "_koinon_told"  # a mark on errors of which the observer has heard
+_TOLD = "_koinon_told"  # an attribute of errors that were already reported
 _CALLS = {
     **dict.fromkeys(("get", "get_entry", "put", "delete", "exists"), 1),
     **dict.fromkeys(("increment", "touch", "get_or_put"), 1),
     **dict.fromkeys(("get_many", "get_entries", "put_many", "delete_many"), 0),
 }
-"""A client's methods, and the rows that are told of a call which ended before they were counted."""
+"""A client's methods, with the row count to report if a call fails before its rows are counted."""
 
 
 class Observing:
-    """One client's observer, or none. From any thread."""
+    """One client's observer, or none. Usable from any thread."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
-        self._failed = False  # it has raised before
+        self._failed = False  # the observer has raised before
         self.now = time.perf_counter
 
     @contextmanager
     def operation(self, name: str, rows: int = 0, began: float | None = None) -> Iterator[Ending]:
-        """Observe what is done inside. It may say more of how it ended. ``began`` says when, by
-        ``now``, if that was before.
+        """Report the operation inside this context when it ends; the ``Ending`` can be given more
+        facts. ``began``: its start by ``now``, if that was before the context.
         """
         ending = Ending(rows)
         if self._observer is None:
@@ -60,7 +60,7 @@ class Observing:
 
     @contextmanager
     def call(self, name: str, rows: int = 0) -> Iterator[None]:
-        """Report a call that fails, unless an operation inside it has been reported already."""
+        """Report a call that fails, unless an operation inside it was already reported."""
         if self._observer is None:
             yield
             return
@@ -74,7 +74,7 @@ class Observing:
             raise
 
     def watch(self, client: object) -> None:
-        """Let the observer hear of every call of the client's methods that fails."""
+        """Wrap the client's methods so that the observer gets every failed call."""
         for name, rows in _CALLS.items():
             setattr(client, name, self._watched(getattr(client, name), name, rows))
 
@@ -109,11 +109,11 @@ class Ending:
     def __init__(self, rows: int) -> None:
         self.outcome = OK
         self.rows = rows
-        self.goes_on = False  # it has not ended: who goes on with it tells of it
+        self.goes_on = False  # the operation continues elsewhere, and is reported there
 
 
 def outcome_of(error: BaseException) -> str:
-    """Return what metrics call an operation that ended with ``error``: ``not_primary``."""
+    """Return the name that metrics use for an error: ``not_primary``."""
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
         return "cancelled"
     name = type(error).__name__

@@ -1,7 +1,8 @@
-"""The ids by which servers, and their logs, know an operation.
+"""The ids by which servers and their logs identify an operation.
 
-Every operation has one, its own or the application's; every call made for it carries the id and
-the call's number (``koinon_proto.contract.request_ids``), and an error that ends it names the id.
+Every operation has an id, its own or the application's; every call made for it carries the id and
+the call's number (``koinon_proto.contract.request_ids``), and an error that ends the operation
+names the id.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from koinon_proto.contract.request_ids import KEY, Metadata, cleaned, fresh
 
 
 class RequestId:
-    """An id, and how many calls were made under it."""
+    """An id, and the number of calls made under it."""
 
     __slots__ = ("_calls", "text")
 
@@ -27,16 +28,16 @@ class RequestId:
         self._calls = 0
 
     def next_call(self) -> str:
-        """Return the id with the number of the next call under it."""
-        self._calls += 1  # two threads may give out a number twice: it is for people
+        """Return the id with the number of the next call."""
+        self._calls += 1  # two threads may use a number twice, which is harmless: people read it
         return f"{self.text}/{self._calls}"
 
     def metadata(self) -> Metadata:
-        """Return what the next call under the id carries."""
+        """Return the gRPC metadata of the next call under the id."""
         return ((KEY, self.next_call()),)
 
     def name(self, error: BaseException) -> None:
-        """Note on an error which operation it has ended, unless that is said already."""
+        """Set the error's request id, unless it already has one."""
         if isinstance(error, KoinonError) and not error.request_id:
             error.request_id = self.text
 
@@ -46,16 +47,16 @@ _current: ContextVar[RequestId | None] = ContextVar("koinon_request_id", default
 
 @contextmanager
 def request_id(text: str = "") -> Iterator[str]:
-    """Name the operations inside, of any client in this thread or task: servers log what they say
-    of them under this id. Gives the id as it is used: at most 64 characters of printable ASCII,
-    others are replaced by question marks; '' makes one.
+    """Use this id for the operations inside, of any client in this thread or task: servers log them
+    under it. Yields the id in the form that is sent: at most 64 characters of printable ASCII, with
+    question marks for others; '' makes a new id.
 
     >>> with koinon.request_id("order-4711"):
     ...     client.put(b"order:4711", b"paid")
 
     Single operations that run at the same time share a request, which has one id: that of its first
-    operation, if that has one. The error that ends an operation has the id that was sent
-    (``error.request_id``), which may so be another one than was given here.
+    operation, if it has one. The error that ends an operation carries the id that was sent
+    (``error.request_id``), which may thus be a different one.
     """
     if not isinstance(text, str):
         raise TypeError(f"a request id must be a str, not {type(text).__name__}")
@@ -68,19 +69,19 @@ def request_id(text: str = "") -> Iterator[str]:
 
 
 def given() -> RequestId | None:
-    """Return the id that this task or thread works under, if any."""
+    """Return the id of this task or thread, if it has one."""
     return _current.get()
 
 
 def adopt(request: RequestId) -> None:
-    """Work under the id until the end of this task."""
+    """Use the id until the end of this task."""
     _current.set(request)
 
 
 @contextmanager
 def operation(request: RequestId | None = None) -> Iterator[RequestId]:
-    """Carry out an operation: under ``request``, the id that is given, or a new one. Errors that
-    leave it name the id.
+    """Run an operation under ``request``, the present id, or a new one. Errors that leave the
+    context carry the id.
     """
     request = request or _current.get() or RequestId()
     token = _current.set(request)
@@ -94,7 +95,7 @@ def operation(request: RequestId | None = None) -> Iterator[RequestId]:
 
 
 def metadata() -> Metadata:
-    """Return what a call that is made now carries."""
+    """Return the gRPC metadata of a call that is made now."""
     return (_current.get() or RequestId()).metadata()
 
 
@@ -104,8 +105,8 @@ class _Adding(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Adds to calls of every kind: gRPC passes by an interceptor that lacks a call's kind, and the
-    call then carries no token.
+    """Adds metadata to calls of every kind: gRPC skips an interceptor that does not implement a
+    call's kind, and the call would carry no token.
     """
 
     def __init__(self, more: Metadata) -> None:
@@ -128,5 +129,5 @@ class _Adding(
 
 
 def naming(channel: grpc.Channel, more: Metadata = ()) -> grpc.Channel:
-    """Return the channel, for blocking calls, all of which carry ids, and ``more``."""
+    """Wrap a channel for blocking calls: each call carries the request id and ``more``."""
     return grpc.intercept_channel(channel, _Adding(more))

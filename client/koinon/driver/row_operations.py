@@ -1,7 +1,8 @@
-"""Operations over many rows of one call: cut by owner, sent side by side, sent again till settled.
+"""Operations over many rows of one call: divided by owner, sent concurrently, retried until
+settled.
 
-Which rows go where, and what a reply means for each, is decided in ``koinon.core.operations``. All
-methods run on the engine's loop, unless they say otherwise.
+``koinon.core.operations`` decides on the rows' owners and the meaning of replies. All methods run
+on the engine's loop unless their docstrings say otherwise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class RowOperations:
         self.requests = NodeRequests(access, resp_link)
 
     async def run(self, operation: RowsOperation[Any], timeout_ms: int) -> None:
-        """Carry out an operation until every row is settled. Raises nothing of its own."""
+        """Carry out an operation until every row is settled. Errors are stored in the operation,
+        not raised.
+        """
         deadline = self._access.now() + timeout_ms / 1000
         calls = operation.route(self._access.routing())
         await self._run_calls(operation, calls, deadline, timeout_ms)
@@ -93,7 +96,7 @@ class RowOperations:
         return outcome_as(as_reply, outcome)
 
     def chunk_rows(self) -> int:
-        """Return how many rows of a ``*_many`` call make a full batch for every node."""
+        """Return the number of rows in a ``*_many`` chunk that fill a batch for every node."""
         owners = max(1, len(self._access.routing().addresses) - 1)
         return min(MAX_BATCH_ROWS, self._access.options.batch_rows * owners)
 
@@ -141,7 +144,7 @@ class RowOperations:
             ]
 
     def make_batch(self, target: Target, routing_key: BytesLike) -> Operations:
-        """Return an atomic batch without operations. From any thread."""
+        """Return an empty atomic batch. From any thread."""
         limit = target.settings(self._access.routing()).max_value_bytes
         return Operations(routing_key, target.partitioner, limit)
 
@@ -171,7 +174,7 @@ class RowOperations:
         target: Target,
         items: Mapping[bytes, BytesLike] | Iterable[Row],
     ) -> Iterator[Chunk]:
-        """Cut the input of ``put_many``. From any thread."""
+        """Divide the input of ``put_many`` into chunks. From any thread."""
         return put_chunks(
             items,
             rows_max=self.chunk_rows(),
@@ -180,12 +183,14 @@ class RowOperations:
         )
 
     def delete_chunks(self, keys: Iterable[BytesLike]) -> Iterator[Chunk]:
-        """Cut the input of ``delete_many``. From any thread."""
+        """Divide the input of ``delete_many`` into chunks. From any thread."""
         return delete_chunks(keys, rows_max=self.chunk_rows())
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run all; if one raises, cancel the others and raise it plain."""
+    """Run all coroutines; if one raises, cancel the others and raise its exception itself (no
+    group).
+    """
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         return await asyncio.gather(*tasks)

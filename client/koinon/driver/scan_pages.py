@@ -1,7 +1,7 @@
-"""Carrying out a scan: one page is always being fetched while another is read.
+"""Carries out a scan: the next page is fetched while the caller reads the present one.
 
-A page is asked for by RESP where the node offers that, else by gRPC. The first one a thread of the
-blocking client fetches itself, if it has a socket to do so: a short scan needs no hop to the loop.
+A page is fetched by RESP if the node offers it, else by gRPC. A thread of the blocking client
+fetches the first page itself if it has a socket: a short scan needs no hop to the loop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from koinon_proto.v1 import kv_pb2
 
 
 class _Tried(NamedTuple):
-    """An attempt that a thread made, with its outcome; the loop goes on from it."""
+    """An attempt made on a thread, with its outcome; the loop continues after it."""
 
     call: ScanCall
     outcome: ScanReply | KoinonError
@@ -41,7 +41,7 @@ class _Tried(NamedTuple):
 
 class Pages:
     """The pages of one scan. Belongs to the engine's loop; made on any thread, which may fetch the
-    first page before the loop hears of it.
+    first page before the loop takes over.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Pages:
         self._keyspace_id = target.settings(engine.routing()).keyspace_id
         self._query = query.checked()
         self._engine = engine
-        self._left = query.limit  # rows that may still be returned; None: any number
+        self._left = query.limit  # rows that may still be returned; None: no limit
         self._timeout_ms = engine.timeout_ms(timeout_ms)
         self._progress = ScanProgress(
             partitions_with(bytes(self._query.prefix), target.partitioner),
@@ -63,7 +63,7 @@ class Pages:
         )
         self._tried: _Tried | None = None
         self._fetching: asyncio.Task[list[Entry] | None] | None = None
-        self.ended = False  # true once there is no further page to be had; read by any thread
+        self.ended = False  # True once there is no further page; read by any thread
         self._request = request_ids.given() or request_ids.RequestId()
 
     async def next(self) -> list[Entry] | None:
@@ -83,13 +83,13 @@ class Pages:
         return page
 
     def prefetch(self) -> None:
-        """Begin to fetch the page after the one that is read."""
+        """Begin to fetch the next page."""
         if not self.ended and self._fetching is None:
             self._fetching = asyncio.create_task(self._fetch())
             self._fetching.add_done_callback(_forget)
 
     def _taken(self, page: list[Entry] | None) -> list[Entry] | None:
-        """Return what the caller is given of a page."""
+        """Return the page, cut at the scan's limit."""
         if page is not None and self._left is not None:
             page = page[: self._left]
             self._left -= len(page)
@@ -98,7 +98,7 @@ class Pages:
         return page
 
     def close(self) -> None:
-        """Drop the page being fetched."""
+        """Cancel the fetch in progress."""
         self.ended = True
         if self._fetching is not None:
             self._fetching.cancel()
@@ -107,10 +107,10 @@ class Pages:
     # --- on a thread ----------------------------------------------------------------------------
 
     def fetch_here(self, engine: Engine) -> list[Entry] | None:
-        """Return the first page, fetched on this thread; called before any other method. None:
-        ``next`` is to fetch it, and goes on from the attempt that was made here, if one was; or the
-        scan has no records (``ended``). ``engine`` is the client's: in a forked child it is not the
-        engine of a scan that the parent has begun, whose sockets the child must not use.
+        """Fetch the first page on this thread, before any other call. Returns None if ``next`` must
+        fetch it (and continue from the attempt made here, if any), or if the scan has no records
+        (``ended``). ``engine`` is the client's present engine: in a forked child it is not the
+        engine of a scan begun by the parent, whose sockets the child must not use.
         """
         observing, pools = engine.observing, engine.pools
         if engine is not self._engine or pools is None or not pools.by_place:
@@ -140,14 +140,14 @@ class Pages:
     def _ask_here(
         self, pools: Pools, call: ScanCall, deadline: float
     ) -> ScanReply | KoinonError | None:
-        """Return what the node answers; None: it was not asked."""
+        """Return the node's reply; None: nothing was sent."""
         pool = pools.by_place.get((call.address, self._keyspace_id))
         if pool is None:
             return None
         page = message_of(
             Command.SCAN, self._request_for(call), deadline, self._timeout_ms, self._request
         )
-        error = pool.run(page, self._engine.routing())
+        error = pool.send(page, self._engine.routing())
         page.error = page.error or error
         outcome = reply_of(page, kv_pb2.ScanResponse, call.address)
         return None if outcome is None else outcome_as(scan_reply, outcome)
@@ -180,7 +180,7 @@ class Pages:
             entries, again = self._progress.settle(call, outcome, engine.router)
             if entries:
                 return entries
-            if self._progress.steps > steps:  # the deadline is that of a step forward
+            if self._progress.steps > steps:  # the deadline until the scan must advance
                 deadline = engine.now() + self._timeout_ms / 1000
             if again is None:
                 continue
@@ -222,6 +222,8 @@ class Pages:
 
 
 def _forget(task: asyncio.Task[list[Entry] | None]) -> None:
-    """Look at the outcome: asyncio reports it as lost for a page that no caller asks for."""
+    """Retrieve the outcome, so that asyncio does not report an unretrieved exception of a page that
+    no caller wants.
+    """
     if not task.cancelled():
         task.exception()

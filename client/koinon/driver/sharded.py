@@ -1,5 +1,5 @@
-"""Counters and sets of values that lie in several partitions: for what is written so often that one
-partition would be hot, and is only read as a sum or a union.
+"""Counters and sets that are spread over several partitions: for data that is written so often that
+one partition would be a hotspot, and read only as a sum or a union.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SEPARATOR: Final = b"/"
 
 
 class Shards:
-    """A counter, a set, or both, in so many shards. A program may take more shards than others did
-    before it, never fewer: it would not see the rest.
+    """A counter, a set, or both, spread over shards. A program may use more shards than earlier
+    programs, never fewer: it would not see the rest.
 
-    ``keys`` are those of the shards: a counter's records. A member of a set is a record of its
-    own, whose key is that of a shard, a slash and the member; it is always in the same shard as
-    long as the number of shards is the same, and counts once wherever it is.
+    ``keys`` are the shards' keys, which are the counter's records. A member of a set is a record of
+    its own, whose key is a shard's key, a slash and the member. For a given number of shards a
+    member is always in the same shard, and it counts once wherever it is.
     """
 
     def __init__(self, client: Any, key: BytesLike, count: int) -> None:
@@ -50,13 +50,15 @@ class Shards:
         return self.keys[shard_of(checked, len(self.keys), self._known)] + _SEPARATOR + checked
 
     def _everywhere(self, member: BytesLike) -> list[bytes]:
-        """Return the keys that the member may have: it may have been added with fewer shards."""
+        """Return all keys that the member may have: it may have been added when there were fewer
+        shards.
+        """
         checked = self._checked(member)
         return [key + _SEPARATOR + checked for key in self.keys]
 
     def _prefixes(self) -> list[bytes]:
-        """Return the prefixes to scan for members: of each shard, where it is in one partition;
-        else what all have in common, since each scan would ask all partitions.
+        """Return the prefixes to scan for members: one for each shard if a shard's prefix lies in
+        one partition; else their common prefix, since each scan would read all partitions.
         """
         prefixes = [key + _SEPARATOR for key in self.keys]
         common = commonprefix(prefixes) or b""  # noqa: RUF071 (byte by byte is what it is for)
@@ -64,8 +66,8 @@ class Shards:
         return prefixes if apart or not common else [common]
 
     def _members(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Return the members among keys that may be others' too."""
-        shards, at = set(self.keys), len(self.keys[0])  # all are of one length
+        """Return the members among keys, some of which may not belong to the set."""
+        shards, at = set(self.keys), len(self.keys[0])  # all shards' keys have the same length
         behind = at + len(_SEPARATOR)
         return {key[behind:] for key in keys if key[:at] in shards and key[at:behind] == _SEPARATOR}
 
@@ -78,12 +80,12 @@ def _sum(values: Iterable[bytes | None]) -> int:
 
 
 class Sharded(Shards):
-    """Shards of the blocking client; see :class:`Shards`. Errors are those of the operations that
-    it is made of: ``increment``, ``get_many``, ``put``, ``delete_many``, ``scan``.
+    """Shards of the blocking client; see :class:`Shards`. Errors are those of the operations it
+    consists of: ``increment``, ``get_many``, ``put``, ``delete_many``, ``scan``.
     """
 
     def _then(self, work: Any, use: Callable[[Any], T]) -> T:
-        """Return what ``use`` makes of the client's answer."""
+        """Return ``use`` applied to the result of the client's work."""
         return use(work)
 
     def _keys_in(self, scans: Iterator[Any]) -> Any:
@@ -91,26 +93,26 @@ class Sharded(Shards):
         return [entry.key for entry in chain.from_iterable(scans)]
 
     def increment(self, by: int = 1, *, ttl_ms: int | None = None) -> None:
-        """Add to the counter, in a shard that chance chooses."""
+        """Add to the counter, in a random shard."""
         return self._then(self._client.increment(self._by_chance(), by, ttl_ms=ttl_ms), _nothing)
 
     def total(self) -> int:
-        """Return the counter's sum. It has all that was added before the call; of what is added
-        meanwhile it may have a part.
+        """Return the counter's sum. It includes everything added before the call, and perhaps a
+        part of what is added during it.
         """
         return self._then(self._client.get_many(self.keys), _sum)
 
     def add(self, member: BytesLike, *, ttl_ms: int | None = None) -> None:
-        """Add a member to the set, which expires so many milliseconds later."""
+        """Add a member to the set; it expires after ``ttl_ms`` milliseconds."""
         return self._then(self._client.put(self._key_of(member), b"", ttl_ms=ttl_ms), _nothing)
 
     def discard(self, member: BytesLike) -> None:
-        """Take a member out of the set, if it is there."""
+        """Remove a member from the set, if it is there."""
         work = self._client.delete_many(self._everywhere(member))
         return self._then(work, WriteResult.raise_for_errors)
 
     def members(self) -> set[bytes]:
-        """Return the set, shard by shard; as ``scan``, it is no snapshot."""
+        """Return the members, read shard by shard; like ``scan``, this is no snapshot."""
         scans = (self._client.scan(prefix=p, keys_only=True) for p in self._prefixes())
         return self._then(self._keys_in(scans), self._members)
 
@@ -132,4 +134,4 @@ class AsyncSharded(Shards):
 
 
 def _nothing(_: object) -> None:
-    """Stands for the result of work whose own is no news."""
+    """Return None, whatever the result of the work."""

@@ -1,9 +1,9 @@
-"""Single operations, from the call to the end: sent together, sent again, ended at a deadline.
+"""Single operations from the call to the end: batching, retries, deadlines.
 
-An operation goes to its partition's owner by RESP where the node offers that, else in a batch of
-gRPC with the others of its ``NodeQueue`` (``koinon.core.batching``). One that is refused, or was
-not sent, waits for news of the table and goes again. All methods run on the engine's loop, unless
-they say otherwise.
+An operation goes to its partition's owner by RESP if the node offers it, else in a gRPC batch with
+the others of its ``NodeQueue`` (``koinon.core.batching``). If it is refused or not sent, it waits
+for a newer table and is retried. All methods run on the engine's loop unless their docstrings say
+otherwise.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class SingleOperations:
         self._loop = access.loop
         self.now = access.now
         self._resp_links: dict[tuple[str, str, int], RespLink] = {}
-        """By the node's addresses for gRPC and RESP, and the keyspace's id."""
+        """By the node's gRPC and RESP addresses and the keyspace's id."""
         self._queues: dict[tuple[str, int, bool, bool, Durability], NodeQueue] = {}
-        self._live: set[PendingOperation] = set()  # ``max_pending`` at most
-        self._deadlines = Deadlines(self.now)  # of those that are live
+        self._live: set[PendingOperation] = set()  # at most ``max_pending``
+        self._deadlines = Deadlines(self.now)  # number of live operations
 
     @property
     def resp_links(self) -> list[RespLink]:
-        """Every node's link by RESP."""
+        """The RESP links to all nodes."""
         return [*self._resp_links.values()]
 
     async def close(self) -> None:
-        """Close the links by RESP, then end every operation."""
+        """Close the RESP links, then end every operation."""
         await asyncio.gather(*[link.close() for link in self._resp_links.values()])
         for single in list(self._live):
             sent = UnknownFateError(reason="the client was closed before the answer came")
@@ -84,11 +84,11 @@ class SingleOperations:
         return self._access.routing()
 
     def watch_answers(self) -> None:
-        """Look after nodes that do not answer."""
+        """Begin to check for nodes that do not reply."""
         self._access.watch_answers()
 
     def redirect(self, addresses: set[str]) -> None:
-        """Send what is queued for these nodes, and not sent, to who serves its partitions now."""
+        """Reroute the operations queued for these nodes to their partitions' present owners."""
         queues: list[NodeQueue | RespLink]
         queues = [*self._queues.values(), *self._resp_links.values()]
         for queue in queues:
@@ -142,8 +142,8 @@ class SingleOperations:
         waiter: Callable[[PendingOperation], None],
         failure: KoinonError | None = None,
     ) -> None:
-        """Begin an operation; ``waiter`` is called with it, once, when it has ended. ``failure`` is
-        the error of the attempt that a thread has made already, if one has.
+        """Begin an operation; ``waiter`` is called with it once, when it has ended. ``failure``:
+        the error of the attempt that a thread has already made, if any.
 
         Raises:
             ResourceExhaustedError: ``max_pending`` operations are under way.
@@ -173,7 +173,9 @@ class SingleOperations:
         single.waiter(single)
 
     def abandon(self, single: PendingOperation) -> None:
-        """The caller has gone. Unsent, the operation is dropped; sent, its batch goes on."""
+        """Abandon an operation whose caller is gone. Unsent, it is dropped; sent, its batch
+        continues.
+        """
         if not single.done:
             single.abandon()
             self._live.discard(single)
@@ -204,7 +206,9 @@ class SingleOperations:
         self._flush_soon(queue)
 
     def resp_link(self, address: str, keyspace_id: int, routing: Routing) -> RespLink | None:
-        """Return the node's link by RESP, if it offers that and may be asked so."""
+        """Return the RESP link to the node; None if the node has no RESP listener, or the client
+        must not use it.
+        """
         listener = routing.redis_addresses.get(address)
         if listener is None or self._options.transport == "grpc":
             return None
@@ -221,19 +225,21 @@ class SingleOperations:
         return link
 
     def _retire_dropped(self, routing: Routing) -> None:
-        """End the links of keyspaces that are gone entirely."""
+        """Retire the links of keyspaces that no longer exist."""
         known = routing.table.keyspaces
         for place in [place for place in self._resp_links if known.by_id(place[2]) is None]:
             self._resp_links.pop(place).retire()
 
     def send_again(self, singles: Sequence[PendingOperation]) -> None:
-        """Route operations anew that were not sent."""
+        """Route unsent operations anew."""
         for single in singles:
             if not self._access.closed:
                 self._enqueue(single)
 
     def _flush_soon(self, queue: NodeQueue) -> None:
-        """Send at the end of this turn of the loop, so that operations begun in it go along."""
+        """Send the queue at the end of this turn of the loop, together with operations begun later
+        in the turn.
+        """
         if not queue.flush_due and queue.in_flight < self._options.singles_in_flight:
             queue.flush_due = True
             self._loop.call_soon(self._flush, queue)
@@ -247,7 +253,7 @@ class SingleOperations:
             and not self._access.closed
         ):
             if not link.ready():
-                queue.flush_due = True  # by the connection
+                queue.flush_due = True  # the connection
                 self._access.spawn(self._flush_connected(queue, link))
                 return
             batch = queue.next_batch()
@@ -288,7 +294,7 @@ class SingleOperations:
         self._flush_soon(queue)
 
     def settle_failed(self, failed: Failed) -> None:
-        """Fail operations that were sent one by one and not served, or defer them."""
+        """Fail or defer operations that were sent one by one and refused."""
         by_revision: dict[int, Failed] = {}
         for single, error in failed:
             by_revision.setdefault(single.revision, []).append((single, error))
@@ -317,8 +323,8 @@ class SingleOperations:
         self._park(parked, revision)
 
     def _park(self, deferred: Sequence[Deferred], revision: int) -> None:
-        """Let deferred operations wait for news of the table. ``revision`` is the routing under
-        which they were sent: where a refusal has changed it since, waiters are woken now.
+        """Let deferred operations wait for a newer table. ``revision``: of the routing under which
+        they were sent; if a refusal has changed the routing since, waiters are woken now.
         """
         self._access.wake_on_news(revision)
         for parked in deferred:
@@ -341,7 +347,7 @@ class SingleOperations:
                 single.fail(single.last_error, timed_out_ms=single.timeout_ms)
 
     def _resume(self, parked: Deferred) -> None:
-        """Send deferred operations again; where the partition has changed, back-off begins anew."""
+        """Retry deferred operations; if the partition has changed, back-off starts anew."""
         if self._access.closed:
             return
         routing = self.routing()
@@ -353,7 +359,9 @@ class SingleOperations:
 
 
 def _named(batch: Sequence[PendingOperation]) -> request_ids.RequestId:
-    """Give every operation of the batch the first request id that one of them has; return it."""
+    """Give every operation of the batch the first request id that one of them has; return this
+    id.
+    """
     request: request_ids.RequestId | None
     request = next((single.request for single in batch if single.request is not None), None)
     if request is None:

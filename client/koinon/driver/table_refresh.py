@@ -1,8 +1,8 @@
-"""Keeps the table fresh: one refresh at a time serves all who wait for it.
+"""Keeps the table fresh: one refresh at a time serves all waiters.
 
-Coordinators and nodes both serve the table. A refresh asks one of them, and the next when that one
-fails or does not answer shortly, until the table is as new as refusals said it is. Those who wait
-for news then go on at once; no operation in flight is touched.
+Coordinators and nodes both serve the table. A refresh asks one of them, and the next if that one
+fails or is slow, until the table is as new as refusals have named. Waiters then continue at once;
+operations in flight are not affected.
 """
 
 from __future__ import annotations
@@ -47,16 +47,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """One caller that waits for news of some partitions, since a revision of the routing."""
+    """One caller that waits for a change of some partitions since a revision of the routing."""
 
     resume: Callable[[], None]
     partition_ids: PartitionIds | Sequence[int]
     revision: int
-    timer: asyncio.TimerHandle | None = None  # resumes it at the latest
+    timer: asyncio.TimerHandle | None = None  # the timer that resumes it at the latest
 
 
 class TableRefresh:
-    """Fetches tables for a router, and wakes who waits for one. Belongs to one event loop."""
+    """Fetches tables for a router, and wakes the callers that wait for a change. Belongs to one
+    event loop.
+    """
 
     def __init__(
         self,
@@ -71,13 +73,14 @@ class TableRefresh:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._schedule = RefreshSchedule()
-        self._waiters: dict[_Waiter, None] = {}  # those that were not resumed yet, in order
-        self._waking = False  # ``wake`` runs: what it resumes may call it again
-        self._refreshing: asyncio.Task[None] | None = None  # one at a time
+        self._waiters: dict[_Waiter, None] = {}  # waiters that were not resumed yet, in order
+        self._waking = False  # ``wake`` is running: a resumed waiter may call it again
+        # the refresh in progress; there is at most one
+        self._refreshing: asyncio.Task[None] | None = None
         self._source = TableRequests(seeds, router)
         self._closed = False
 
-    # --- waiting for news -----------------------------------------------------------------------
+    # --- waiting for a change -------------------------------------------------------------------
 
     def on_news(
         self,
@@ -86,8 +89,8 @@ class TableRefresh:
         revision: int,
         partition_ids: PartitionIds | Sequence[int],
     ) -> Cancel:
-        """Call ``resume`` when one of the partitions has changed since ``revision``, at the latest
-        after the delay; return what cancels that. At once if closed.
+        """Call ``resume`` when one of the partitions has changed since ``revision``, after the
+        delay at the latest, or at once if closed; return a function that cancels the wait.
         """
         if again.refresh:
             self.refresh_soon()
@@ -104,7 +107,7 @@ class TableRefresh:
         return lambda: self._remove(waiter)
 
     def _remove(self, waiter: _Waiter) -> bool:
-        """Take a waiter out; return False if it was resumed or cancelled before."""
+        """Remove a waiter; return False if it was resumed or cancelled before."""
         if waiter not in self._waiters:
             return False
         del self._waiters[waiter]
@@ -113,12 +116,12 @@ class TableRefresh:
         return True
 
     def _resume(self, waiter: _Waiter) -> None:
-        """Resume a waiter, unless that was done before: each is resumed once, whoever calls."""
+        """Resume a waiter, unless it was resumed before."""
         if self._remove(waiter):
             waiter.resume()
 
     def close(self) -> None:
-        """End the refresh; everyone who waits goes on, to find the client closed."""
+        """End the refresh and resume all waiters, which then find the client closed."""
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
@@ -128,8 +131,8 @@ class TableRefresh:
     def wake(self) -> None:
         """Resume the waiters whose partitions have changed in the routing.
 
-        A waiter may call this again while it is resumed, and may wait anew. The outer call then
-        looks a second time: calls do not nest, however many operations wait.
+        A waiter may call this again while it is resumed, and may begin a new wait. The outer call
+        then checks again: calls do not nest, however many operations wait.
         """
         if self._waking:
             return
@@ -154,7 +157,9 @@ class TableRefresh:
     # --- the refresh ----------------------------------------------------------------------------
 
     def refresh_soon(self) -> None:
-        """Ask for the table unless that is under way; those who wait for news hear of it."""
+        """Ask for the table unless a refresh is already in progress; waiters are resumed on a
+        change.
+        """
         if self._refreshing is None and not self._closed:
             self._refreshing = self._loop.create_task(self._refresh_when_due())
 
@@ -175,10 +180,10 @@ class TableRefresh:
         """Fetch the first table.
 
         Raises:
-            ClusterNotReadyError: there is none yet.
-            NobodyListensError, UnknownHostError: no address can be connected to; at once.
+            ClusterNotReadyError: the cluster has no table yet.
+            NobodyListensError, UnknownHostError: no address accepts a connection; raised at once.
             UnavailableError: no address answered.
-            KoinonError: an answer refused for good.
+            KoinonError: a server refused with an error that a retry does not mend.
         """
         deadline = self._loop.time() + timeout_ms / 1000
         error: KoinonError = NotSentError(reason=f"no answer from {', '.join(self._seeds)}")
@@ -201,8 +206,8 @@ class TableRefresh:
             ) from None
 
     async def _ask_around(self) -> tuple[bool, KoinonError | None]:
-        """Ask until the table is as new as wanted or every address was asked; return whether there
-        was news, and the most telling error if there was none.
+        """Ask addresses until the table is as new as wanted or all were asked; return whether the
+        table is newer, and if not, the most telling error.
         """
         before, wanted = self._router.table_version, self._router.wanted_version
         errors: list[KoinonError] = []
@@ -222,7 +227,7 @@ class TableRefresh:
         self, addresses: list[str], ask: Callable[[str], Coroutine[Any, Any, T]]
     ) -> AsyncGenerator[T, None]:
         """Ask one address after the other, the next when none has answered for a while, and yield
-        what comes. The caller may change ``addresses`` meanwhile.
+        the outcomes. The caller may change ``addresses`` meanwhile.
         """
         asking: set[asyncio.Task[T]] = set()
         try:
@@ -241,20 +246,20 @@ class TableRefresh:
                 task.cancel()
 
     async def _ask(self, address: str) -> KoinonError | None:
-        """Ask one address for the table, for the router to take; return the error, if any."""
+        """Ask one address for the table, and apply it to the router; return the error, if any."""
         reply = await self._link(address).get_table(self._source.request(), _ASK_S)
-        return reply if isinstance(reply, KoinonError) else self._source.take(reply)
+        return reply if isinstance(reply, KoinonError) else self._source.apply_reply(reply)
 
     # --- the cluster's status -------------------------------------------------------------------
 
     async def cluster_status(
         self, timeout_ms: int, known_version: int = 0
     ) -> admin_pb2.ClusterStatus:
-        """Return the leader's status; any coordinator's, if there is no leader to be found. Its
-        table is what has changed since ``known_version``.
+        """Return the status from the leader, or from any coordinator if there is no leader. Its
+        table has only the changes since ``known_version``.
 
         Raises:
-            ClientClosedError
+            ClientClosedError: the client is closed.
             UnavailableError: no coordinator answered.
         """
         if self._closed:
@@ -303,8 +308,8 @@ def _status(reply: Any) -> admin_pb2.ClusterStatus:
 
 
 def _most_telling(errors: Sequence[KoinonError]) -> KoinonError | None:
-    """Return the error that a caller can do most about: a final one, else one that somebody
-    answered with, else that no address was reached.
+    """Return the most useful error: a final one, else one from a server, else that no address was
+    reached.
     """
     for error in errors:
         if not error.retriable and not error.maybe_applied:

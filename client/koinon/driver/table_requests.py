@@ -1,5 +1,5 @@
-"""The source of the partition table, for clients of either kind: gives the addresses to ask, and
-passes answers to a router. Coordinators and nodes both serve the table.
+"""The source of the partition table, for both clients: lists the addresses to ask, and applies
+replies to a router. Coordinators and nodes both serve the table.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NODES_ASKED_MAX = 8
 
 
 class TableRequests:
-    """The addresses that serve the table, and the request for what the router lacks."""
+    """The addresses that serve the table, and the request for the changes that the router lacks."""
 
     def __init__(self, seeds: Sequence[str], router: Router) -> None:
         self._seeds = list(dict.fromkeys(seeds))
         self._router = router
-        self._turn = 0  # how often addresses were given out
+        self._turn = 0  # how often ``addresses`` was called
 
     @property
     def cluster_id(self) -> str:
@@ -29,7 +29,9 @@ class TableRequests:
         return routing.table.cluster.cluster_id if routing else ""
 
     def addresses(self) -> list[str]:
-        """Return whom to ask, in turn: the seeds from another one each time, then the nodes."""
+        """Return the addresses in the order to ask: the seeds, beginning with another one at each
+        call, then the nodes.
+        """
         start = self._turn % len(self._seeds)
         self._turn += 1
         routing = self._router.routing
@@ -40,13 +42,13 @@ class TableRequests:
         return list(dict.fromkeys([*self._seeds[start:], *self._seeds[:start], *nodes]))
 
     def request(self) -> table_pb2.GetTableRequest:
-        """Return the request for what is newer than the router's table."""
+        """Build the request for the changes since the router's table."""
         return table_pb2.GetTableRequest(
             cluster_id=self.cluster_id, known_version=self._router.table_version
         )
 
-    def take(self, reply: table_pb2.TableUpdate) -> KoinonError | None:
-        """Take what an address says; return why there is no table by it."""
+    def apply_reply(self, reply: table_pb2.TableUpdate) -> KoinonError | None:
+        """Apply a reply to the router; return the error if the table cannot be used."""
         try:
             self._router.on_update(convert.update_from_proto(reply))
         except KoinonError as error:

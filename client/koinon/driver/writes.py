@@ -1,4 +1,4 @@
-"""Carrying out ``put_many`` and ``delete_many``: chunks under way side by side, in bounds."""
+"""Carries out ``put_many`` and ``delete_many``: a bounded number of chunks in flight."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from koinon_proto.contract.errors import ClientClosedError, KoinonError, Unknown
 class Load:
     """One ``*_many`` write. Belongs to the engine's loop; made on any thread.
 
-    The caller, who has the input, carries out ``steps`` one by one, then asks for the ``result``;
-    if anything is raised meanwhile, it carries out ``abandon``.
+    The caller, who has the input, carries out ``steps`` one by one, then takes the ``result``;
+    after any exception it carries out ``abandon``.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class Load:
         self._target = target
         self._options = options
         self._timeout_ms = engine.timeout_ms(timeout_ms)
-        self._ended_one = asyncio.Event()  # a chunk has ended since it was last cleared
-        self._tasks: set[asyncio.Task[None]] = set()  # a chunk each
+        self._ended_one = asyncio.Event()  # set when a chunk has ended
+        self._tasks: set[asyncio.Task[None]] = set()  # one for each chunk
         self._input_left = False  # the load stopped before the end of its input
         self._begun = False  # a chunk was sent
         self._request = request_ids.given() or request_ids.RequestId()
 
     def steps(self, chunks: Iterable[Chunk]) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the coroutines that carry out the load: the caller awaits each on the engine's loop
-        before it asks for the next. The input is read here, in the caller's own thread.
+        before it takes the next. The input is read here, in the caller's own thread.
         """
         for chunk in chunks:
             if self.progress.stopped:
@@ -57,7 +57,7 @@ class Load:
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Let the client's observer hear how the load ends, which is carried out inside."""
+        """Report the load inside this context to the client's observer when it ends."""
         with self._engine.observing.operation(self._operation) as ending:
             result = self.progress.result
             try:
@@ -69,12 +69,12 @@ class Load:
                 ending.outcome = outcome_of(min(failed, key=lambda failure: failure.row).error)
 
     def result(self) -> WriteResult:
-        """Return the fates of the rows."""
+        """Return the counts and the failed rows."""
         return self.progress.end(self._input_left)
 
     def error_for_caller(self, error: BaseException) -> BaseException:
-        """Return the error to raise to the caller for the error that ended the load early. Where
-        the client was closed after rows had been sent, that is UnknownFateError.
+        """Return the error to raise to the caller for the error that ended the load early. If the
+        client was closed after rows had been sent, that is UnknownFateError.
         """
         if self._begun and self._engine.closed and isinstance(error, ClientClosedError):
             error = UnknownFateError(reason="the client was closed while rows were under way")
@@ -82,7 +82,7 @@ class Load:
         return error
 
     async def _begin(self, chunk: Chunk) -> None:
-        """Wait for room, then send the chunk on its way."""
+        """Wait for room, then send the chunk."""
         self._engine.routing()  # raises if the client is closed
         while not self.progress.may_start(chunk):
             await self._wait()
@@ -95,14 +95,16 @@ class Load:
         task.add_done_callback(self._tasks.discard)
 
     async def _drain(self) -> None:
-        """Return when every chunk is settled; raise the defect that ended one, if any."""
+        """Wait until every chunk is settled; raise the unexpected exception that ended one, if
+        any.
+        """
         while not self.progress.idle:
             await self._wait()
         if self.progress.error is not None:
             raise self.progress.error
 
     async def abandon(self) -> None:
-        """End what is under way: the caller is gone, or the input is bad."""
+        """Cancel the chunks in flight: the caller is gone, or the input is invalid."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,7 +133,7 @@ class Load:
             for error in failures.values():
                 self._request.name(error)
         except BaseException as error:
-            self.progress.error = error  # no result is given then: these rows are in no count
+            self.progress.error = error  # no result is returned then, so these rows are in no count
             if not isinstance(error, Exception):
                 raise
         finally:

@@ -170,7 +170,7 @@ class Cluster(Channels):
         if isinstance(reply, KoinonError):
             return reply
         with self._lock:
-            return self._source.take(reply)
+            return self._source.apply_reply(reply)
 
     # --- calls ----------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ def by_a_thread(server: Unread) -> None:
         sockets_max=1,
     )
     single = put(0.5)
-    assert pool.run(single, routing()) is None
+    assert pool.send(single, routing()) is None
     assert isinstance(single.error, UnknownFateError)
 
 

@@ -1,1 +1,1 @@
-"""Single operations over RESP: a node's connections of the event loop, and sockets of threads."""
+"""Operations over RESP: the event loop's connections to a node, and the threads' own sockets."""

@@ -1,8 +1,9 @@
-"""One RESP connection of the event loop: commands go out in order, replies come in that order.
+"""One RESP connection of the event loop: commands are sent in order, and replies arrive in that
+order.
 
-Operations that were added in one turn of the loop leave in one write. Nothing waits for a reply but
-the operation that it answers; one that has ended meanwhile (its deadline passed, its caller is
-gone) keeps its place in the order, and its reply is dropped.
+Operations that are added in one turn of the loop are sent in one write. No operation waits for
+another one's reply; if an operation has ended meanwhile (its deadline passed, or its caller is
+gone), its place in the order is kept, and its reply is dropped.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from koinon_proto.contract.errors import (
 )
 
 IN_FLIGHT_MAX = 1_000
-"""Operations that may be sent and not answered. Others wait: they can still go elsewhere."""
+"""The limit of operations in flight. Further ones wait, and can still be sent elsewhere."""
 _BUFFER_BYTES = 64 * 1024
 _WRITE_BYTES = 256 * 1024
-"""About what one write takes; the transport says then whether it can take more."""
+"""The approximate bytes of one write; after each the transport says whether it accepts more."""
 
 
 E = TypeVar("E", PendingOperation, PendingMessage)
 
 
 class Operations(Protocol[E]):
-    """The owner of a connection's operations, as the connection sees it."""
+    """The owner of the operations, as a connection calls it."""
 
     @property
     def now(self) -> Callable[[], float]: ...
@@ -49,27 +50,29 @@ class Operations(Protocol[E]):
     def routing(self) -> Routing: ...
 
     def watch_answers(self) -> None:
-        """Look after nodes that do not answer."""
+        """Begin to check for nodes that do not reply."""
 
     def send_again(self, singles: Sequence[E]) -> None:
         """Take back operations that were not sent."""
 
     def settle_failed(self, failed: list[tuple[E, KoinonError]]) -> None:
-        """Take back operations that were sent, and not served, with their errors."""
+        """Take back operations that were sent and refused, with their errors."""
 
 
 class Owner(Protocol):
-    """The owner of connections; the connections report to it."""
+    """The owner of connections, which they report to."""
 
     def on_leaving(self) -> None:
-        """The node is about to stop."""
+        """Note that the node is about to stop."""
 
     def on_lost(self, connection: Connection[Any]) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
 
 
 class Connection(asyncio.BufferedProtocol, Generic[E]):
-    """Reads, or writes, or messages, of one node. Belongs to one event loop."""
+    """A connection for reads, for writes, or for messages to one node. Belongs to one event
+    loop.
+    """
 
     def __init__(self, address: str, hello: bytes, owner: Owner, operations: Operations[E]) -> None:
         self._address = address
@@ -79,22 +82,24 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader: Any = hiredis.Reader()
-        self._buffer = bytearray(_BUFFER_BYTES)  # what arrives; the reader copies from it
+        self._buffer = bytearray(_BUFFER_BYTES)  # received bytes; the reader copies from it
         self._view = memoryview(self._buffer)
         self._queue: deque[E] = deque()  # not sent yet
-        self._waiting: deque[E] = deque()  # sent, in the order of their replies
+        self._waiting: deque[E] = deque()  # in flight, in the order of their replies
         self._flush_due = False
-        self._paused = False  # the transport holds as much as it will
-        self._retired = False  # nothing is sent any more; ends with the last reply
-        self._silent_since = 0.0  # while some wait: when the first was sent, or bytes arrived
+        self._paused = False  # the transport's buffer is full
+        self._retired = False  # nothing is sent any more; the connection ends after the last reply
+        # while operations are in flight: when the first was sent, or bytes last arrived
+        self._silent_since = 0.0
         self.last_request: RequestId | None = None  # of the operation that was sent last
-        self._is_behind = False  # a write was refused as late which was not: the clocks differ
+        # the node refused a write as late that was in time: the clocks differ
+        self._is_behind = False
         self._asked_at = 0.0  # when the first command, KOINON.HELLO, was sent
-        self._clock: NodeClock | None = None  # the node's, once it has let this client in
+        self._clock: NodeClock | None = None  # the node's clock, once KOINON.HELLO has succeeded
         self.opened: asyncio.Future[bool] = self._loop.create_future()
-        """Ends with the answer whether the node has let this client in."""
+        """Resolves to True if the node has accepted this client, else to False."""
         self.lost = asyncio.Event()
-        """Set once the socket is closed, if there was one."""
+        """Set once the socket is closed, or if there was none."""
 
     @property
     def alive(self) -> bool:
@@ -102,31 +107,31 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         return self._transport is not None and not self._retired
 
     def is_outdated(self) -> bool:
-        """Return whether a new connection should take this one's place: the node's clock is not
-        known well enough any more.
+        """Return whether a new connection should replace this one, because the node's clock is no
+        longer known well enough.
         """
         clock = self._clock
         return clock is not None and (self._is_behind or clock.is_old(self._operations.now()))
 
     @property
     def load(self) -> int:
-        """The number of operations that were added and are not answered."""
+        """The number of operations that are queued or in flight."""
         return len(self._waiting) + len(self._queue)
 
     @property
     def peer(self) -> tuple[int, Any]:
-        """The address family and the address of the other end."""
+        """The address family and the address of the peer."""
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
         return sock.family, self._transport.get_extra_info("peername")
 
     @property
     def silence_s(self) -> float:
-        """For how long the node has sent nothing while operations wait."""
+        """Return for how many seconds the node has sent nothing while operations are in flight."""
         return self._operations.now() - self._silent_since if self._waiting else 0.0
 
     def overdue(self) -> bool:
-        """Return whether a read has waited so long that it should be asked elsewhere."""
+        """Return whether a read has waited so long that it should be sent to another node."""
         now = self._operations.now()
         return any(
             not single.write
@@ -138,12 +143,12 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
     # --- sending --------------------------------------------------------------------------------
 
     def add(self, single: E) -> None:
-        """Send an operation at the end of this turn, with those that are added meanwhile."""
+        """Send an operation at the end of this turn of the loop, with the others added in it."""
         self._queue.append(single)
         self._flush_soon()
 
     def take_queued(self) -> list[E]:
-        """Return what was not sent: it goes another way."""
+        """Remove and return the operations that were not sent, for another connection."""
         queued = [single for single in self._queue if not single.done]
         self._queue.clear()
         return queued
@@ -161,7 +166,7 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         try:
             routing = operations.routing()
         except ClientClosedError:
-            return  # what is queued ends with the client
+            return  # queued operations end with the client
         table_version, now = routing.table.table_version, operations.now()
         if not waiting:
             self._silent_since = now
@@ -203,7 +208,7 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         self._transport.write(self._hello)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._view  # TLS takes slices of it, which of a bytearray would be copies
+        return self._view  # TLS reads slices of it, and slices of a bytearray would be copies
 
     def buffer_updated(self, nbytes: int) -> None:
         self._silent_since = self._operations.now()
@@ -213,7 +218,7 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
             self._take_replies(failed)
         except (hiredis.ProtocolError, ValueError) as error:
             self._settle(failed)
-            self.lose(f"{self._address} cannot be understood: {error}")
+            self.lose(f"{self._address} sent an invalid reply: {error}")
             return
         self._settle(failed)
         if self._retired and not self._waiting:
@@ -222,7 +227,7 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
             self._flush_soon()
 
     def _take_replies(self, failed: list[tuple[E, KoinonError]]) -> None:
-        """End the operations whose replies are whole; add those that failed to ``failed``."""
+        """End the operations whose replies are complete; append the failed ones to ``failed``."""
         gets, waiting, result_of = self._reader.gets, self._waiting, resp.result_of
         while (reply := gets()) is not False:
             kind = type(reply)
@@ -233,9 +238,10 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
             elif not self.opened.done():
                 self._let_in(reply)
             elif not waiting:
-                raise ValueError("a reply to nothing")
+                raise ValueError("a reply without a command")
             elif kind is hiredis.ReplyError:
-                error = error_of(str(reply))  # it may raise, so the place is kept
+                # the conversion may raise, so the operation keeps its place until then
+                error = error_of(str(reply))
                 if isinstance(error, DeadlinePassedError) and not waiting[0].done:
                     self._is_behind = True
                 failed.append((waiting.popleft(), error))
@@ -256,8 +262,8 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
     # --- the end --------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Send nothing more, and end once all that was sent is answered, or has had its time: what
-        the kernel holds of it then never arrives.
+        """Send nothing more, and close once every sent operation is answered or its deadline has
+        passed: data still in the kernel then never arrives.
         """
         if self._retired:
             return
@@ -270,23 +276,23 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         self._loop.call_later(max(0.0, last - self._operations.now()), self._cut_if_open)
 
     def waits_for(self, single: E) -> bool:
-        """Return whether the operation was sent here and is not answered."""
+        """Return whether the operation is in flight on this connection."""
         return single in self._waiting
 
     def _cut_if_open(self) -> None:
         if self._transport is not None:
-            self.lose(f"{self._address}: no answer in time")
+            self.lose(f"{self._address}: no reply in time")
 
     def _end(self) -> None:
         transport, self._transport = self._transport, None
         if transport is not None:
             if transport.can_write_eof():
-                transport.write_eof()  # a child of a fork may hold the socket open
+                transport.write_eof()  # a forked child may hold the socket open
             transport.close()
 
     def lose(self, reason: str) -> None:
-        """Cut the connection: operations that were sent end with an unknown fate, queued ones are
-        sent another way.
+        """Abort the connection: operations in flight end with an unknown fate, queued ones are sent
+        again elsewhere.
         """
         self.close()
         unknown: list[tuple[E, KoinonError]] = [
@@ -303,7 +309,7 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         self.lost.set()
 
     def close(self) -> None:
-        """Cut the connection. What becomes of its operations is the caller's to say."""
+        """Abort the connection without ending its operations: the caller decides about them."""
         if not self.opened.done():
             self.opened.set_result(False)
         transport, self._transport = self._transport, None

@@ -1,11 +1,11 @@
-"""The way to one node and keyspace by RESP: what stands, what is being opened, and when it ends.
+"""The RESP link to one node and keyspace: opens, replaces and closes its connections.
 
-Connections of the loop's own, each a *lane*: one for reads and one for writes, since a node carries
-out what comes on one in order, and a read would wait for the write before it; a few for reads of
-many rows; and for pages of scans, which may wait there for long, as many as are asked for at a
-time. They also hear when the node leaves, or is gone; then nothing more is sent on any connection
-to it, threads' sockets included. While none can be had, operations go over gRPC, which finds out
-what is wrong with the node.
+The loop's own connections are *lanes*. There is one lane for reads and one for writes, since a node
+carries out the commands of a connection in order, and a read would wait for the write before it; a
+few lanes for reads of many rows; and for pages of scans, which may take long at a node, as many as
+there are concurrent pages. The lanes also notice when the node leaves or is gone; then nothing more
+is sent to it on any connection, including the threads' sockets. While no connection is available,
+operations go over gRPC, which finds out what is wrong with the node.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _SOON_S = 0.25
 _AGAIN_S = 0.5
 _CLOSE_S_MAX = 1.0
 ROW_LANES = range(2, 10)
-"""For reads of many rows: each goes to the lane that has the least to do."""
+"""For reads of many rows: each request takes the lane with the least load."""
 PAGE_LANES = range(10, 42)
-"""Each has one page under way. What is asked for beyond these goes over gRPC."""
+"""Each has one page in flight. Requests beyond these go over gRPC."""
 
 
 class MessageRequests:
-    """The messages that wait for a reply of one node. A message is one attempt: the scan or the
-    operation that made it decides about the next. ``operations`` give the clock and the table.
+    """The messages that wait for a reply of one node. A message is one attempt: the scan or
+    operation that made it decides about a retry. ``operations`` provides the clock and the table.
     """
 
     def __init__(self, operations: Operations[PendingOperation]) -> None:
@@ -52,7 +52,7 @@ class MessageRequests:
         self._live.add(message)
 
     def end(self, message: PendingMessage) -> None:
-        """Give an attempt up: a reply is dropped when it comes."""
+        """Abandon an attempt: its reply is dropped when it comes."""
         message.done = True
         self._live.discard(message)
 
@@ -65,26 +65,26 @@ class MessageRequests:
             message.end(error)
 
     def close(self, reason: str) -> None:
-        """End every attempt."""
+        """End every attempt with an unknown fate."""
         for message in list(self._live):
             message.end(UnknownFateError(reason=reason))
 
 
 @dataclass(frozen=True, slots=True)
 class RespPlace:
-    """A node's listener, for the operations of one client in one keyspace."""
+    """A node's RESP listener, for the operations of one client in one keyspace."""
 
     address: str
-    """The node's own, by which the table knows it."""
+    """The gRPC address, by which the table identifies the node."""
     listener: str
-    """The address at which it speaks RESP."""
+    """The address of its RESP listener."""
     cluster_id: str
     keyspace_id: int
 
 
 class RespLink:
-    """Belongs to one event loop. ``pools``, if there are any, get a pool for this place while a
-    connection of the loop's stands.
+    """The link to one node; belongs to one event loop. While one of the loop's connections is open,
+    ``pools`` (if given) have a pool for threads.
     """
 
     def __init__(
@@ -102,26 +102,27 @@ class RespLink:
         self._messages = MessageRequests(operations)
         self._pools = pools
         self._pool: Pool | None = None
-        self._former_pools: list[Pool] = []  # ended; some of their sockets may wait for an answer
+        self._former_pools: list[Pool] = []  # ended pools; some of their sockets may be in use
         self._loop = asyncio.get_running_loop()
-        # Each by its lane.
+        # by lane
         self._open: dict[int, Connection[Any]] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._queued: defaultdict[int, list[Any]] = defaultdict(list)
-        self._ending: set[Connection[Any]] = set()  # nothing more is sent on them
-        self._failed = False  # none could be had: nothing waits for the next attempt
-        self._again_at = 0.0  # no attempt before
+        # retired connections: nothing more is sent on them
+        self._ending: set[Connection[Any]] = set()
+        self._failed = False  # connecting failed: no operation waits for the next attempt
+        self._again_at = 0.0  # no attempt to connect before this time
         self._closed = False
 
     def add(self, single: PendingOperation) -> bool:
-        """Take an operation, to be sent at the end of this turn or as soon as there is a
-        connection; return False if it is to go over gRPC.
+        """Accept an operation, to be sent at the end of this turn or once there is a connection;
+        return False if it must go over gRPC.
         """
         return self._add(single, single.write)
 
     async def ask(self, message: PendingMessage, timeout_s: float) -> bool:
-        """Send a message, and wait for its reply or error; return False if it was not sent, and is
-        to go over gRPC. If the caller is cancelled, the reply is dropped when it comes.
+        """Send a message, and wait for its reply or error; return False if it was not sent and must
+        go over gRPC. If the caller is cancelled, the reply is dropped.
         """
         lane = self._lane_for(message)
         if lane is None:
@@ -141,8 +142,8 @@ class RespLink:
         return message.result is not None or message.error is not None
 
     def _lane_for(self, message: PendingMessage) -> int | None:
-        """Return a lane for a message: one that has nothing to do, else, of those for rows, the one
-        that has the least.
+        """Return a lane for a message: an idle one, or for reads of rows the one with the least
+        load.
         """
         for_rows = message.command is Command.GET_MANY
         lanes = ROW_LANES if for_rows else PAGE_LANES
@@ -150,7 +151,7 @@ class RespLink:
         return min(lanes, key=self._load) if free is None and for_rows else free
 
     def _load(self, lane: int) -> int:
-        """Return the number of messages of a lane that are not answered."""
+        """Return the number of a lane's messages in flight."""
         connection = self._open.get(lane)
         if connection is not None and connection.alive:
             return connection.load
@@ -195,7 +196,8 @@ class RespLink:
             async with asyncio.timeout(CONNECT_S_MAX):
                 await self._dialing.connect(lambda: connection, self._place.listener, ANY_SERVER)
                 await connection.opened
-        except (OSError, TimeoutError, ValueError):  # the last: what the table names is no address
+        # ValueError: the listener in the table is no address
+        except (OSError, TimeoutError, ValueError):
             connection.close()
         except BaseException:
             connection.close()
@@ -218,7 +220,7 @@ class RespLink:
                 connection.add(single)
 
     def _wait_no_more(self, lane: int) -> None:
-        """Send what waits for a connection over gRPC, and so all that comes until there is a
+        """Send the lane's waiting operations over gRPC, and all later ones until there is a
         connection.
         """
         self._failed = True
@@ -229,7 +231,9 @@ class RespLink:
     # --- the node leaves, is gone, or is fenced ---------------------------------------------------
 
     def on_leaving(self) -> None:
-        """Wait for the answers to what was sent; all else goes to the node's successor."""
+        """Send nothing more to the node, which is about to stop; wait for replies to sent
+        operations, and send the others to its successor.
+        """
         self._pause()
         self._retire()
 
@@ -240,16 +244,14 @@ class RespLink:
             self._ending.discard(connection)
 
     def drop(self) -> None:
-        """The table says that the node is gone, and it answers nothing: give up what was sent."""
+        """Give up sent operations: the table says that the node is gone, and it does not reply."""
         self._pause()
         connections = self._cut(f"{self.address} was fenced before the answer came")
         for connection in connections:
             connection.lose(f"{self.address} was fenced before the answer came")
 
     def retire(self) -> None:
-        """No operation needs this link any more: send nothing, and end once what was sent is
-        answered.
-        """
+        """Send nothing more, and close once every sent operation is answered."""
         self._closed = True
         for lane, connecting in list(self._connecting.items()):
             connecting.cancel()
@@ -257,7 +259,7 @@ class RespLink:
         self._retire()
 
     def _pause(self) -> None:
-        """Let no call wait for a connection to this node for a while."""
+        """Stop opening connections to this node for a while; operations do not wait for one."""
         self._failed, self._again_at = True, self._operations.now() + _AGAIN_S
 
     def _retire(self) -> None:
@@ -276,7 +278,7 @@ class RespLink:
         self._former_pools = [pool for pool in self._former_pools if pool.sockets]
 
     def _cut(self, why: str) -> list[Connection[Any]]:
-        """End the threads' sockets; return the connections of the loop's, to be ended."""
+        """Close the threads' sockets; return the loop's connections, for the caller to close."""
         self._end_pool()
         for pool in self._former_pools:
             pool.cut(why)
@@ -296,52 +298,53 @@ class RespLink:
             lost = [asyncio.ensure_future(connection.lost.wait()) for connection in connections]
             await asyncio.wait(lost, timeout=_CLOSE_S_MAX)
 
-    # --- answers that do not come -----------------------------------------------------------------
+    # --- replies that do not come -----------------------------------------------------------------
 
     def end_where_unanswered(self, single: PendingOperation) -> None:
-        """A write has had its time. Its connection takes no more, and ends with what waits there:
-        else the write could arrive whenever the network comes back.
+        """Retire the connection of a write whose deadline has passed, and everything in flight
+        there: otherwise the write could arrive whenever the network recovers.
         """
         connection = self._open.get(single.write)
         if connection is not None and connection.waits_for(single):
             self._replace(single.write, connection)
 
     def _replace(self, lane: int, connection: Connection[Any]) -> None:
-        """Send nothing more on this connection: another is opened for what comes."""
-        del self._open[lane]  # so that its end is not taken for that of the node
+        """Send nothing more on this connection; another one is opened for later operations."""
+        del self._open[lane]  # so that its end does not count as the node's
         self._ending.add(connection)
         connection.retire()
 
     @property
     def silence_s(self) -> float:
-        """For how long the node has answered none of the operations that wait for it."""
+        """Return for how many seconds the node has replied to none of the operations in flight."""
         silences = [one.silence_s for one in (*self._open.values(), *self._ending)]
         silences += [pool.silence_s for pool in self._former_pools]
         return max([*silences, self._pool.silence_s if self._pool is not None else 0.0])
 
     @property
     def last_request(self) -> RequestId | None:
-        """The id of an operation that waits on a thread, or was sent last here."""
+        """The id of an operation that waits on a thread, or of the one sent last here."""
         pools = [*self._former_pools, *([self._pool] if self._pool is not None else [])]
         last = [pool.last_request for pool in pools]
         last += [one.last_request for one in (*self._open.values(), *self._ending)]
         return next((request for request in last if request is not None), None)
 
     def drain(self) -> list[PendingOperation]:
-        """Return the operations that were not sent: they may go elsewhere."""
+        """Remove and return the operations that were not sent; they may go to another node."""
         singles = [one for lane, one in self._open.items() if not _brings_messages(lane)]
         return [single for one in singles for single in one.take_queued()]
 
     def ask_elsewhere(self) -> None:
-        """Give up reads and pages that were sent so long ago that they should be asked for again. A
-        message takes only its own lane with it: a scan may be slow at a node that answers all else.
+        """Give up reads and pages that were sent so long ago that another node should be asked. A
+        message retires only its own lane: a scan may be slow at a node that answers everything
+        else.
         """
         overdue = {lane: one for lane, one in self._open.items() if one.overdue()}
         for lane in filter(_brings_messages, overdue):
-            # So that its end is not taken for that of the node.
+            # so that its end does not count as the node's
             self._ending.add(self._open.pop(lane))
         for connection in overdue.values():  # from here on operations may come back to this link
-            connection.lose(f"{self.address}: no answer in time")
+            connection.lose(f"{self.address}: no reply in time")
 
 
 def _brings_messages(lane: int) -> bool:

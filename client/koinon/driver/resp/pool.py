@@ -1,10 +1,10 @@
-"""Sockets of one node and keyspace, on which threads send operations, and ask for pages of scans,
-without a hop to the loop.
+"""Sockets of one node and keyspace, on which threads themselves send operations and fetch pages of
+scans, without a hop to the event loop.
 
-Only what goes as it should ends here. All else is handed to the engine: an operation that was not
-sent as if it had never come here, one that was with the error that it came to. A socket is used by
-one operation at a time; where its state is in doubt (no whole reply, a thread that was interrupted)
-it is closed, since replies have no numbers. No lock is held while an operation is under way.
+Only operations that succeed end here. All others go to the engine: an unsent operation as if it had
+never been here, a sent one with its error. A socket is used by one operation at a time. If its
+state is in doubt (an incomplete reply, an interrupted thread), it is closed, since replies have no
+numbers. No lock is held while an operation is in flight.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from koinon_proto.security.transport import PLAIN, Dialing
 T = TypeVar("T")
 
 SOCKETS_MAX = 32
-_SLICE_S = 0.5  # of waiting: then the engine looks whether the node is still there
+_SLICE_S = 0.5  # a wait; after each the engine checks whether the node is still there
 _CONNECT_S_MAX = 0.25
-_LEAST_S = 0.05  # what is left of a deadline; with less the engine is asked
+_LEAST_S = 0.05  # the least time before a deadline; with less the engine takes the operation
 _RECEIVE_BYTES = 16 * 1024
 _RECEIVE_BYTES_MORE = 256 * 1024  # once a reply is known to be large
-_FORGOTTEN_S = 1.0  # after the deadline of a socket's operation: no thread is at it any more
+_FORGOTTEN_S = 1.0  # after the deadline of a socket's operation: its thread is no longer using it
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
 class Pools:
-    """The pools of a client. Threads look one up by node and keyspace; ``on_late`` is called on any
-    thread, when an answer is late.
+    """The pools of a client. Threads find a pool by node and keyspace; ``on_late`` is called on the
+    waiting thread when a reply is late.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Pools:
         sockets_max: int = SOCKETS_MAX,
     ) -> None:
         self.by_place: dict[tuple[str, int], Pool] = {}
-        """By the node's address and the keyspace's id. One that has ended sends nothing."""
+        """By the node's address and the keyspace's id. A pool that has ended sends nothing."""
         self._dialing = dialing
         self._on_late = on_late
         self._sockets_max = sockets_max
 
     @property
     def in_use(self) -> int:
-        """Operations under way on threads' sockets."""
+        """The number of operations in flight on threads' sockets."""
         return sum(pool.in_use for pool in list(self.by_place.values()))
 
     def open(self, address: str, keyspace_id: int, peer: tuple[int, Any], hello: bytes) -> Pool:
@@ -79,14 +79,16 @@ class Pools:
         return pool
 
     def let_go(self) -> None:
-        """In a forked child: the connections are the parent's, which goes on with them."""
+        """In a forked child: close the descriptors, but leave the connections to the parent, which
+        still uses them.
+        """
         for pool in self.by_place.values():
             for one in pool.sockets:
                 one.let_go()
 
 
 class Pool:
-    """Threads call ``run``; the loop ends the pool. Once ended it sends nothing more."""
+    """Threads call ``send``; the loop ends the pool. Once ended it sends nothing more."""
 
     def __init__(
         self,
@@ -102,27 +104,27 @@ class Pool:
         self._address = address
         self._peer = peer
         self._hello = hello
-        self.on_late = on_late  # from any thread: an answer is late
-        self._idle: deque[Socket] = deque()  # the one used last at the right end
+        self.on_late = on_late  # called on any thread when a reply is late
+        self._idle: deque[Socket] = deque()  # the socket used last at the right end
         self._sockets_max = sockets_max
         self.sockets: set[Socket] = set()
-        """Those that are open: idle, or in use by the thread that has taken it, or left behind by
-        a thread that a signal handler has interrupted (``_close_forgotten``).
+        """The open sockets: idle, in use by a thread, or left behind by a thread that a signal
+        handler has interrupted (``_close_forgotten``).
         """
         self._opening = (
             threading.RLock()
-        )  # a signal handler of the thread that has it may call, too
+        )  # reentrant: a signal handler of the thread that holds it may call, too
         self._ended = False
         self.cut_because = ""  # why the sockets in use were cut, if they were
 
     @property
     def in_use(self) -> int:
-        """Operations under way here."""
+        """The number of operations in flight on this pool's sockets."""
         return max(0, len(self.sockets) - len(self._idle))
 
     @property
     def silence_s(self) -> float:
-        """For how long the node has not answered an operation that is late."""
+        """Return for how many seconds the node has not replied to an operation that is late."""
         late = [one.late_since for one in list(self.sockets) if one.late_since]
         return time.monotonic() - min(late) if late else 0.0
 
@@ -131,11 +133,11 @@ class Pool:
         """The id of an operation that is late."""
         return next((one.request for one in list(self.sockets) if one.late_since), None)
 
-    def run(
+    def send(
         self, single: PendingOperation | PendingMessage, routing: Routing
     ) -> KoinonError | None:
-        """Carry an operation out. It has ended then, or the error is returned that its attempt came
-        to, or None if it was not sent.
+        """Send an operation and wait for its reply. Afterwards it has ended; or the error of its
+        attempt is returned; or None if it was not sent.
         """
         left_s = single.deadline - time.monotonic()
         if left_s < _LEAST_S:
@@ -163,7 +165,7 @@ class Pool:
                 held.close()
 
     def _take(self) -> Socket | None:
-        """Return an idle socket, or None: one may be opened."""
+        """Remove and return an idle socket; None: there is none, and the caller may open one."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -176,8 +178,8 @@ class Pool:
         return len(self.sockets) < self._sockets_max
 
     def _close_forgotten(self) -> None:
-        """Close the sockets that are not idle and whose operations must have ended long ago: their
-        threads were interrupted before they could give them back.
+        """Close sockets in use whose operation must have ended long ago: their threads were
+        interrupted before they could return them.
         """
         before, idle = time.monotonic() - _FORGOTTEN_S, set(self._idle)
         for one in list(self.sockets):
@@ -205,12 +207,12 @@ class Pool:
     # --- the end, from the loop -----------------------------------------------------------------
 
     def retire(self) -> None:
-        """Close what is idle now, and the rest as soon as it is answered."""
+        """Close the idle sockets now, and the others as soon as their operations are answered."""
         self._ended = True
         self._close_idle()
 
     def cut(self, reason: str) -> None:
-        """End what is under way, too: its fate is unknown."""
+        """Close all sockets; operations in flight end with an unknown fate."""
         self.cut_because = reason
         self.retire()
         for one in list(self.sockets):
@@ -225,30 +227,32 @@ class Pool:
 
 
 class Socket:
-    """One connection. Only ``shutdown`` is called while a thread uses it."""
+    """One connection for threads. While a thread uses it, other threads may call only
+    ``shutdown``.
+    """
 
     def __init__(self, address: str, pool: Pool, family: int) -> None:
-        self.usable = False  # after an exchange: the next may follow
-        self.used_until = (
-            time.monotonic()
-        )  # the deadline of the operation that it was used for last
-        self.late_since = 0.0  # while an answer is late: when it was asked for (``time.monotonic``)
+        self.usable = False  # after a complete exchange: the socket may be used again
+        self.used_until = time.monotonic()  # the deadline of its last operation
+        # while a reply is late: when its command was sent (``time.monotonic``)
+        self.late_since = 0.0
         self.request: RequestId | None = None  # of the operation that was sent last
         self._address = address
         self._pool = pool
-        self._slice_s = 0.0  # after which its system calls end
-        self._pushed = False  # the node has said that it leaves
-        self._clock: NodeClock | None = None  # the node's, once it has let this client in
+        self._slice_s = 0.0  # the timeout that the kernel has for its system calls
+        self._pushed = False  # the node has announced that it leaves
+        self._clock: NodeClock | None = None  # the node's clock, once KOINON.HELLO has succeeded
         self._reader = hiredis.Reader()
         self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._wire: socket.socket | TlsSocket = self._socket  # what commands and replies go by
-        self._closing = threading.Lock()  # the descriptor is not given away while it is shut down
+        self._wire: socket.socket | TlsSocket = self._socket  # the TLS layer, or the plain socket
+        # held so that the descriptor is not reused while it is shut down
+        self._closing = threading.Lock()
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         self._poll = poll.poll
 
     def connect(self, peer: Any, hello: bytes, timeout_s: float) -> bool:
-        """Return whether the node has let this client in."""
+        """Connect and send KOINON.HELLO; return whether the node has accepted this client."""
         sock = self._socket
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -274,18 +278,18 @@ class Socket:
         return True
 
     def is_outdated(self) -> bool:
-        """Return whether the node's clock is not known well enough any more."""
+        """Return whether the node's clock is no longer known well enough."""
         return self._clock is not None and self._clock.is_old(time.monotonic())
 
     def readable(self) -> bool:
-        """Return whether there is something to read, or an end, before anything was asked."""
+        """Return whether an idle socket has something to read, or its end."""
         wire = self._wire
         return bool(self._poll(0)) or (type(wire) is TlsSocket and wire.holds)
 
     def exchange(
         self, single: PendingOperation | PendingMessage, routing: Routing, left_s: float
     ) -> KoinonError | None:
-        """Send the operation's command and take its reply; results as those of ``Pool.run``."""
+        """Send the operation's command and read its reply; results are those of ``Pool.send``."""
         self.usable = False
         request = single.request
         if request is None:
@@ -298,7 +302,7 @@ class Socket:
         try:
             self._wait_at_most(min(_SLICE_S, left_s))
             sent = sock.send(buffers[0]) if len(buffers) == 1 else sock.sendmsg(buffers)
-        except OSError:  # not a byte was taken
+        except OSError:  # not a byte was sent
             return None
         single.sent, single.revision = True, routing.revision
         try:
@@ -307,7 +311,8 @@ class Socket:
             reply = self._receive(single)
             if type(reply) is hiredis.ReplyError:
                 error = error_of(str(reply))
-                # One that is refused as late and is not: the two clocks have come apart.
+                # The node refused a write as late that was in time: the two clocks have drifted
+                # apart.
                 self.usable = not (self._leaves() or isinstance(error, DeadlinePassedError))
                 return error
             single.result = resp.result_of(single, reply)
@@ -320,7 +325,7 @@ class Socket:
         return None
 
     def _leaves(self) -> bool:
-        """Return whether a push has come with a reply: then nothing more is sent."""
+        """Return whether a push message came with a reply: then nothing more is sent."""
         wire = self._wire
         held = type(wire) is TlsSocket and wire.holds
         return self._pushed or held or bool(self._reader.has_data())
@@ -331,11 +336,11 @@ class Socket:
             rest = rest[sent:]
 
     def _receive(self, single: PendingOperation | PendingMessage) -> Any:
-        """Return the reply.
+        """Read and return the reply.
 
         Raises:
-            OSError, hiredis.ProtocolError: there will be none.
-            _OverdueError: there was none in time.
+            OSError, hiredis.ProtocolError: the connection failed.
+            _OverdueError: no reply came in time.
         """
         sock, reader = self._wire, self._reader
         try:
@@ -360,8 +365,8 @@ class Socket:
         *,
         waited_s: float = 0.0,
     ) -> T:
-        """Repeat a call that ends after a slice of waiting, while the attempt has time. The engine
-        is told that an answer is late.
+        """Repeat a call that times out after a slice of waiting, while the attempt has time. After
+        a first slice the engine is told that the reply is late.
 
         Raises:
             _OverdueError: the time is over.
@@ -386,13 +391,13 @@ class Socket:
 
     def _overdue(self, single: PendingOperation | PendingMessage) -> KoinonError | None:
         if time.monotonic() < single.deadline:
-            return UnknownFateError(reason=f"{self._address}: no answer in time")
+            return UnknownFateError(reason=f"{self._address}: no reply in time")
         single.expire()
         return None
 
     def _wait_at_most(self, slice_s: float) -> None:
-        """Let system calls of this socket end after so long: a timeout of Python's own would be a
-        system call more for each.
+        """Set the kernel's timeout of this socket's system calls: Python's own timeouts cost
+        another system call for each.
         """
         if slice_s != self._slice_s:
             self._slice_s = slice_s
@@ -401,19 +406,19 @@ class Socket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
 
     def shutdown(self) -> None:
-        """Wake the thread that waits here, from another: it finds the connection lost."""
+        """Wake the thread that waits on this socket: its connection counts as lost."""
         with self._closing, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def let_go(self) -> None:
-        """Close the descriptor, and not the connection."""
+        """Close the descriptor, but not the connection."""
         self._socket.close()
 
     def close(self) -> None:
-        self.shutdown()  # a child of a fork may hold the socket open
+        self.shutdown()  # a forked child may hold the socket open
         with self._closing:
             self._socket.close()
 
 
 class _OverdueError(Exception):
-    """An attempt has had its time."""
+    """An attempt has used up its time."""

@@ -1,4 +1,4 @@
-"""Parses replies that a node sends by RESP: error lines become errors, bulks become messages."""
+"""Parses a node's RESP replies: error lines become errors, bulks become messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from koinon_proto.v1 import errors_pb2
 
 
 def error_of(line: str) -> KoinonError:
-    """Return the error that the node answered with to a command. One that does not know the command
-    is of another version: UnsupportedVersionError.
+    """Parse an error line. A node that does not know the command is of another version:
+    UnsupportedVersionError.
 
     Raises:
-        ValueError: there is none in the line: the two sides do not understand one another.
+        ValueError: the line holds no Koinon error.
     """
     if resp.is_not_known(line):
         return UnsupportedVersionError(what=f"RESP ({line})", version=0, supported=1)
@@ -36,4 +36,4 @@ def reply_of(
         return kind.FromString(message.result)
     except DecodeError:
         what = kind.DESCRIPTOR.name
-        return UnknownFateError(reason=f"{address} cannot be understood: no {what}")
+        return UnknownFateError(reason=f"{address} sent an invalid reply: no {what}")

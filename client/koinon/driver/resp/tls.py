@@ -1,7 +1,7 @@
-"""TLS on a socket that a thread uses with timeouts of the kernel's own (``pool``).
+"""TLS on a thread's socket that uses the kernel's timeouts (``pool``).
 
-Python's TLS sockets know only timeouts of Python's, which cost a system call more for each. So
-here TLS works in memory, and what it makes and takes goes through the plain socket.
+Python's TLS sockets support only Python's timeouts, which cost another system call for each. So TLS
+runs in memory here, and its encrypted bytes go through the plain socket.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import ssl
 from collections.abc import Sequence
 
 _HANDSHAKE_BYTES = 16 * 1024
-_RECORD_BYTES = 1024  # more than TLS adds to what is received at once
+_RECORD_BYTES = 1024  # more than TLS adds to the data of one receive
 
 
 class TlsSocket:
-    """Sends and receives as a plain socket does, its timeouts included."""
+    """Sends and receives like a plain socket, its timeouts included."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, name: str) -> None:
         self._socket = sock
@@ -25,11 +25,11 @@ class TlsSocket:
 
     @property
     def holds(self) -> bool:
-        """True while bytes have been received that the caller has not taken."""
+        """True while received bytes are left that the caller has not read."""
         return bool(self._incoming.pending or self._tls.pending())
 
     def handshake(self) -> None:
-        """Find out who the other side is.
+        """Authenticate the peer.
 
         Raises:
             OSError: it did not answer in time, or is not trusted (ssl.SSLError).
@@ -44,10 +44,11 @@ class TlsSocket:
                 return self._send_unsent()
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send all of the data: what the kernel does not take now goes before the next receive.
+        """Send all of the data; a rest that the kernel does not accept now is sent before the next
+        receive.
 
         Raises:
-            OSError: nothing was sent, and nothing can be after it.
+            OSError: nothing was sent, and nothing can be sent any more.
         """
         self._tls.write(data)
         taken = self._outgoing.read()
@@ -59,8 +60,8 @@ class TlsSocket:
         return self.send(b"".join(buffers))
 
     def recv(self, size: int) -> bytes:
-        """Receive as a socket does. ``size`` is what there is room for, which costs some 10 us if
-        it is a quarter of a megabyte.
+        """Receive at most ``size`` bytes, as a socket does. Room for a quarter of a megabyte costs
+        some 10 us.
         """
         self._send_unsent()
         try:

@@ -1,1 +1,1 @@
-"""The way to one server by gRPC: its channel, leave to send on it, requests and replies."""
+"""The gRPC link to one server: its channel, permission to send on it, requests and replies."""

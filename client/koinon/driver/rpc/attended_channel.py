@@ -1,9 +1,10 @@
-"""One gRPC channel, and leave to send calls on it.
+"""One gRPC channel, and permission to send calls on it.
 
-A server that closes its connections cuts off what arrives at that moment, and says of it neither
-that it was done nor that it was not. So a client attends (``KeyValue.Attend``): it sends only what
-it may, hears when the node is about to stop, sends no more, and ends its attendance when all that
-it has sent is answered; the node waits for that.
+A server that closes its connections cuts off calls that arrive at that moment, without a sign
+whether they were carried out. So a client opens a stream (``KeyValue.Attend``), its *attendance*:
+it sends calls only while the attendance lasts; when the node announces on it that it is about to
+stop, the client sends no more, and ends the attendance once all its calls are answered. The node
+waits for that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ READY = grpc.ChannelConnectivity.READY
 _FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 PROTOCOL = "the protocol koinon.v1"
-"""What a server lacks that does not know a method."""
+"""The feature that a server lacks if it does not know a method, for the error."""
 _NOT_LET_IN = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -37,7 +38,7 @@ _END_S_MAX = 1.0
 
 class Connection:
     """The channel, its calls, and the attendance. ``on_leaving`` is called once, when the node has
-    said that it is about to stop. Belongs to one event loop.
+    announced that it is about to stop. Belongs to one event loop.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Connection:
     ) -> None:
         self._now = asyncio.get_running_loop().time
         self.version = dialing.version
-        """Of the identity with which it was opened."""
+        """The version of the identity with which it was opened."""
         self.metadata = dialing.metadata
         self._channel = open_channel(address, dialing)
         kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
@@ -56,18 +57,19 @@ class Connection:
         self.changes = cast(Any, feed_pb2_grpc.FeedStub)(self._channel).Changes
         self._attend = kv.Attend
         self._on_leaving = on_leaving
-        self._attendance: Any = None  # the call, once it was answered
+        self._attendance: Any = None  # the Attend call, once it was answered
         self._left: Any = None  # the attendance that the node has ended
-        self._listening: asyncio.Task[None] | None = None  # for the end of the attendance
+        self._listening: asyncio.Task[None] | None = None  # waits for the end of the attendance
         self.refusal: KoinonError | None = None
         """The error with which the node has refused this client, if it has."""
-        self._clock: NodeClock | None = None  # the node's, as the attendance began
-        self._is_behind = False  # a write was refused as late which was not: the clocks differ
-        self._calls = 0  # under way
-        self._silent_since = 0.0  # while calls are under way: when one began, or ended, last of all
-        self.last_request: request_ids.RequestId | None = None  # for which a call was begun last
-        self._dropped = False  # what was under way was given up
-        self._idle = asyncio.Event()  # set while no call is under way
+        self._clock: NodeClock | None = None  # the node's clock at the start of the attendance
+        # the node refused a write as late that was in time: the clocks differ
+        self._is_behind = False
+        self._calls = 0  # calls in flight
+        self._silent_since = 0.0  # while calls are in flight: when one last began or ended
+        self.last_request: request_ids.RequestId | None = None  # the id of the call begun last
+        self._dropped = False  # the calls in flight were given up
+        self._idle = asyncio.Event()  # set while no call is in flight
         self._idle.set()
 
     def may_send(self) -> bool:
@@ -77,22 +79,24 @@ class Connection:
         )
 
     def take_by_ms(self, timeout_s: float) -> int:
-        """Return the node's time, in ms, until which it may take up a write that is sent now; 0: it
-        is not known.
+        """Return the node's time in ms after which it must refuse a write that is sent now; 0:
+        unknown.
         """
         return self._clock.ms_at(self._now() + timeout_s) if self._clock is not None else 0
 
     def is_outdated(self) -> bool:
-        """Return whether the node's clock is not known well enough any more."""
+        """Return whether the node's clock is no longer known well enough."""
         clock = self._clock
         return clock is not None and (self._is_behind or clock.is_old(self._now()))
 
     def refused_as_late(self) -> None:
-        """A write was refused as late that is not: the two clocks have come apart."""
+        """Note that the node refused a write as late that was in time: the two clocks have drifted
+        apart.
+        """
         self._is_behind = True
 
     async def reach(self) -> bool:
-        """Return whether there is a connection, once that is known."""
+        """Wait until the channel has connected or failed; return whether it is connected."""
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 state = self._channel.get_state(try_to_connect=True)
@@ -101,12 +105,12 @@ class Connection:
                         return False
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
-        except (TimeoutError, grpc.aio.UsageError):  # the second: it was closed meanwhile
+        except (TimeoutError, grpc.aio.UsageError):  # the second: the channel was closed meanwhile
             return False
         return True
 
     async def attend(self) -> bool:
-        """Connect and ask for leave to send; return whether it was given."""
+        """Connect and open the attendance; return whether the node has granted it."""
         if self.may_send():
             return True
         if not await self.reach():
@@ -119,7 +123,8 @@ class Connection:
         except grpc.aio.AioRpcError as failure:
             if failure.code() in _NOT_LET_IN:
                 self.refusal = rpc.error_of(failure)
-            elif failure.code() is grpc.StatusCode.UNIMPLEMENTED:  # another server has the address
+            # another server now has the address
+            elif failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self.refusal = UnsupportedVersionError(what=PROTOCOL, version=0, supported=1)
             return False
         except TimeoutError:
@@ -138,7 +143,7 @@ class Connection:
         return True
 
     async def _listen(self, call: Any) -> None:
-        """Hear that the node leaves, or that the connection is gone."""
+        """Read the attendance until the node leaves or the connection is lost."""
         leaves = False
         try:
             message = await call.read()
@@ -153,7 +158,7 @@ class Connection:
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """A call is under way inside."""
+        """Count a call as in flight within this context."""
         if not self._calls:
             self._silent_since = self._now()
             self._idle.clear()
@@ -169,26 +174,26 @@ class Connection:
 
     @property
     def silence_s(self) -> float:
-        """For how long the node has answered none of the calls that wait for it."""
+        """Return for how many seconds the node has answered none of the calls in flight."""
         return self._now() - self._silent_since if self._calls else 0.0
 
     @property
     def dropped(self) -> bool:
-        """True once the calls under way were given up, because no answer will come."""
+        """True once the calls in flight were given up, because no answer will come."""
         return self._dropped
 
     async def drop(self) -> None:
-        """Give up what is under way: its fate is unknown."""
+        """Give up the calls in flight: their fate is unknown."""
         self._dropped = True
         await self.close()
 
     async def retire(self) -> None:
-        """Close once all that is under way has ended."""
+        """Close once all calls in flight have ended."""
         await self._idle.wait()
         await self.close()
 
     async def close(self) -> None:
-        """Cut off what is under way, and the attendance with it."""
+        """Cancel the calls in flight and the attendance, and close the channel."""
         attendance = self._attendance or self._left
         if self._listening is not None:
             self._listening.cancel()
@@ -198,8 +203,8 @@ class Connection:
 
 
 async def _end(call: Any) -> None:
-    """Cancel the call and wait until gRPC has ended it. Without the wait gRPC would report the end
-    to a loop that may be closed by then, and log an error.
+    """Cancel the call and wait until gRPC has ended it. Otherwise gRPC would report the end to a
+    loop that may be closed by then, and log an error.
     """
     call.cancel()
     with contextlib.suppress(TimeoutError):

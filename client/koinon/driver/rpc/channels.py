@@ -1,6 +1,4 @@
-"""A client's gRPC channels: their options, and blocking ones by address, each made when it is first
-asked for.
-"""
+"""A client's gRPC channels: their options, and a cache of blocking channels by address."""
 
 from __future__ import annotations
 
@@ -19,12 +17,12 @@ from koinon_proto.security.transport import dialing as from_environment
 from koinon_proto.server import rpc
 
 CONNECT_S_MAX = 1.0
-"""A connection that takes longer counts as failed: meanwhile another node may have taken over."""
+"""The timeout of connecting, after which another node may have taken over."""
 
 OPTIONS = tuple(
     {
         **dict(rpc.CHANNEL_OPTIONS),
-        # To gRPC this is the time that it gives an attempt to connect, not a pause between two. An
+        # To gRPC this is the time for an attempt to connect, not a pause between two attempts. An
         # operator or a program may be far away; servers, which are near one another, use less.
         "grpc.min_reconnect_backoff_ms": round(CONNECT_S_MAX * 1000),
     }.items()
@@ -32,12 +30,12 @@ OPTIONS = tuple(
 
 
 _NODE_OPTIONS = tuple({**dict(OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
-"""A node that comes back is served from again soon."""
+"""Reconnect at least this often: a node that comes back is used again soon."""
 
 
 def open_channel(address: str, dialing: Dialing) -> Any:
-    """Return a ``grpc.aio.Channel`` of the running loop, or what does its work in a process in
-    which gRPC's core cannot run. Its holder has said so (``forks.holds_channels``).
+    """Return a ``grpc.aio.Channel`` of the running loop, or its replacement in a process in which
+    gRPC's core cannot run. Its holder must have called ``forks.holds_channels``.
     """
     if forks.core_is_lost():
         from koinon.driver.rpc import http2
@@ -47,25 +45,27 @@ def open_channel(address: str, dialing: Dialing) -> Any:
 
 
 class Channels(Closing):
-    """Ends with ``close``, or as a context. Thread-safe."""
+    """Blocking channels by address, opened on first use. Ends with ``close``, or as a context.
+    Thread-safe.
+    """
 
     def __init__(self, dialing: Dialing | None = None) -> None:
         """``dialing``: how to connect; by default as the environment says.
 
         Raises:
-            ConfigurationError: what the environment says cannot be used.
+            ConfigurationError: the environment's settings are invalid.
         """
         self._dialing = from_environment() if dialing is None else dialing
         self._channels_lock = threading.Lock()
-        self._channels: dict[str, tuple[int, grpc.Channel]] = {}  # with the identity's version
+        self._channels: dict[str, tuple[int, grpc.Channel]] = {}  # by the identity's version
 
     @property
     def uses_tls(self) -> bool:
         return self._dialing.uses_tls
 
     def close(self) -> None:
-        """Close all of them; a call under way ends as cancelled."""
-        if forks.core_is_lost():  # they are the parent's
+        """Close all channels; calls in flight end as cancelled."""
+        if forks.core_is_lost():  # in a forked child they are the parent's
             return
         with self._channels_lock:
             channels = list(self._channels.values())
@@ -87,5 +87,5 @@ class Channels(Closing):
             if known is None or known[0] != version:
                 opened = self._dialing.channel(address, ANY_SERVER, OPTIONS)
                 known = version, naming(opened, self._dialing.metadata)
-                self._channels[address] = known  # calls under way keep the one before
+                self._channels[address] = known  # calls in flight keep the former channel
             return known[1]

@@ -1,8 +1,9 @@
 """A channel without gRPC's core: gRPC's protocol over asyncio and h2.
 
-For forked children of processes that have used the core, which cannot (``koinon.driver.forks``). It
-has what ``Connection`` uses of ``grpc.aio.Channel``: states, calls with one answer, and calls
-whose answers are read one by one. Slower than the core where rows go by the thousand.
+For forked children of processes that have used the core, where the core cannot run
+(``koinon.driver.forks``). It implements the part of ``grpc.aio.Channel`` that ``Connection`` uses:
+states, unary calls, and streams read one message at a time. It is slower than the core for
+thousands of rows.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ Code = grpc.StatusCode
 State = grpc.ChannelConnectivity
 Metadata = Sequence[tuple[str, str]]
 
-_WINDOW_BYTES = 8 * 1024 * 1024  # that the other side may send ahead: of a call, and of all
+_WINDOW_BYTES = 8 * 1024 * 1024  # flow-control windows: of a call, and of a connection
 _FRAME_BYTES = 1024 * 1024
-_CALLS_MAX = 200  # under way; others wait. A server takes 256 of a connection
-_AGAIN_S = 0.2  # after an attempt to connect that failed
-_SILENT_MS = 15_000  # of a peer to which something was sent, until the kernel gives it up
+_CALLS_MAX = 200  # calls in flight; further ones wait. A server accepts 256 on a connection
+_AGAIN_S = 0.2  # pause after a failed attempt to connect
+_SILENT_MS = 15_000  # how long the kernel retransmits to a silent peer before it gives up
 _CODES = {code.value[0]: code for code in Code}
 
 
 class Channel:
-    """The way to one address; connects when it is asked to. Belongs to one event loop."""
+    """The channel to one address; connects on request. Belongs to one event loop."""
 
     def __init__(self, address: str, dialing: Dialing = PLAIN, *, connect_s_max: float) -> None:
         self._address = address
@@ -62,9 +63,9 @@ class Channel:
         self._changed = asyncio.Event()  # replaced with each change of the state
         self._connecting: asyncio.Task[None] | None = None
         self._connection: _Connection | None = None
-        # Those answer the calls that they have, and take no more.
+        # connections that finish their calls and accept no more
         self._leaving: set[_Connection] = set()
-        self._again_at = 0.0  # no attempt before
+        self._again_at = 0.0  # no attempt to connect before this time
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         begins = self._state is State.IDLE or (
@@ -92,12 +93,12 @@ class Channel:
                 async with asyncio.timeout(timeout):
                     begun = await self._begin(path, request_serializer(request), timeout, metadata)
                     answer = await begun.read()
-                    await begun.read()  # the end: an error may follow the answer
+                    await begun.read()  # the end of the stream: an error may follow the answer
             except TimeoutError:
                 raise _failure(Code.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
             finally:
                 if begun is not None:
-                    begun.cancel()  # unless it has ended
+                    begun.cancel()  # cancel unless it has ended
             if answer is grpc.aio.EOF:
                 raise _failure(Code.INTERNAL, "no answer")
             return response_deserializer(answer)
@@ -118,7 +119,7 @@ class Channel:
         return call
 
     async def close(self) -> None:
-        """End every call under way: who waits for it is cancelled."""
+        """End every call in flight: its waiting caller is cancelled."""
         self._enter(State.SHUTDOWN)
         if self._connecting is not None:
             self._connecting.cancel()
@@ -189,19 +190,19 @@ class Channel:
 
 
 class _Call:
-    """One call: its answers as they come, and how it ended."""
+    """One call: the messages received, and how it ended."""
 
     def __init__(self, connection: _Connection, stream_id: int) -> None:
         self._connection = connection
         self._stream_id = stream_id
-        self._received = bytearray()  # of messages, each after its length
+        self._received = bytearray()  # received bytes of messages, each after its length
         self._headers: dict[str, str] = {}
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()  # None: the end
-        self.error: BaseException | None = None  # with which it ended
+        self.error: BaseException | None = None  # the error that ended it
         self.ended = asyncio.Event()
 
     async def read(self) -> Any:
-        """Return the next answer, or ``grpc.aio.EOF``.
+        """Return the next message, or ``grpc.aio.EOF``.
 
         Raises:
             grpc.aio.AioRpcError: the call failed.
@@ -210,7 +211,7 @@ class _Call:
         message = await self._messages.get()
         if message is not None:
             return message
-        self._messages.put_nowait(None)  # for who reads again
+        self._messages.put_nowait(None)  # for the next read
         if self.error is not None:
             raise self.error
         return grpc.aio.EOF
@@ -256,7 +257,7 @@ class _Call:
 
 
 class _Answers:
-    """A call whose answers are read one by one, as ``grpc.aio`` gives it."""
+    """A stream that is read one message at a time, with the interface of ``grpc.aio``."""
 
     def __init__(
         self, begun: asyncio.Task[_Call], response_deserializer: Callable[[bytes], Any]
@@ -278,15 +279,15 @@ class _Answers:
             self._begun.result().cancel()
 
     async def code(self) -> None:
-        """Wait for the end; how the call ended is what ``read`` says."""
+        """Wait for the end of the call; ``read`` reports how it ended."""
         await asyncio.wait([self._begun])
         if not self._begun.cancelled() and self._begun.exception() is None:
             await self._begun.result().ended.wait()
 
 
 class _Http(H2Connection):
-    """HTTP/2 as its standard has it after a GOAWAY: calls that the other side has taken go on. h2
-    takes it for the end of the connection.
+    """An h2 connection that follows the standard after a GOAWAY: accepted calls continue. h2 itself
+    treats GOAWAY as the end of the connection.
     """
 
     def _receive_goaway_frame(self, frame: Any) -> Any:
@@ -303,17 +304,17 @@ class _Connection(asyncio.Protocol):
     def __init__(
         self, on_leaving: Callable[[_Connection], None], on_lost: Callable[[_Connection], None]
     ) -> None:
-        self.ready = asyncio.Event()  # the other side has said what it takes, or is gone
+        self.ready = asyncio.Event()  # the peer has sent its settings, or is gone
         self.lost = False
-        self.leaving = False  # the other side takes no more calls
+        self.leaving = False  # the peer accepts no more calls
         self._on_leaving = on_leaving
         self._on_lost = on_lost
         self._http = _Http(config=H2Configuration(client_side=True, header_encoding="utf-8"))
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, _Call] = {}  # under way, by stream
+        self._calls: dict[int, _Call] = {}  # calls in flight, by stream id
         self._room = asyncio.Semaphore(_CALLS_MAX)
-        self._window = asyncio.Event()  # replaced whenever more may be sent
+        self._window = asyncio.Event()  # replaced whenever the windows allow more to be sent
 
     async def begin(self, headers: list[tuple[str, str]], message: bytes) -> _Call:
         """Send a call's request.
@@ -337,12 +338,12 @@ class _Connection(asyncio.Protocol):
         except BaseException:
             call.cancel()
             raise
-        if rest:  # it ended before it was sent whole
+        if rest:  # the call ended before its request was sent completely
             self._tell_reset(stream_id)
         return call
 
     def _send(self, stream_id: int, rest: memoryview) -> int:
-        """Send as much as the other side takes now; return how much."""
+        """Send as much as flow control allows now; return the number of bytes."""
         http, sent = self._http, 0
         window = http.local_flow_control_window(stream_id)
         while sent < min(window, len(rest)):
@@ -354,7 +355,7 @@ class _Connection(asyncio.Protocol):
         return sent
 
     def reset(self, stream_id: int) -> None:
-        """Tell the other side that no caller waits for an answer any more."""
+        """Reset the stream: no caller waits for its answer any more."""
         if self._forget(stream_id) is not None:
             self._tell_reset(stream_id)
 
@@ -377,7 +378,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Cut the connection; who waits for an answer is cancelled."""
+        """Abort the connection; callers that wait for an answer are cancelled."""
         self.lost = True
         self._on_window()
         for stream_id, call in list(self._calls.items()):
@@ -409,7 +410,7 @@ class _Connection(asyncio.Protocol):
             for event in self._http.receive_data(data):
                 self._take(event)
         except ProtocolError as error:
-            self._lose(f"cannot be understood: {error}")
+            self._lose(f"invalid HTTP/2: {error}")
         self._flush()
 
     def _take(self, event: Event) -> None:
@@ -445,7 +446,7 @@ class _Connection(asyncio.Protocol):
                 pass
 
     def _leave(self, last_stream_id: int) -> None:
-        """Send no more calls. Those after this stream were not looked at: as if never sent."""
+        """Send no more calls after a GOAWAY. Calls after this stream count as never sent."""
         self.leaving = True
         self.ready.set()
         for stream_id, call in list(self._calls.items()):

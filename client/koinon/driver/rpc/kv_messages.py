@@ -1,4 +1,4 @@
-"""The messages of ``v1/kv.proto``: requests made of operations, and what replies mean to them."""
+"""Converts operations into messages of ``v1/kv.proto``, and replies into the core's values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DURABILITIES: dict[Durability, Any] = {
 
 
 def single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchGetRequest:
-    """Return the message of these reads, which are in one keyspace."""
+    """Build the request of these reads, which are in one keyspace."""
     return kv_pb2.BatchGetRequest(
         cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
@@ -44,7 +44,7 @@ def single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.
 def single_updates(
     batch: Sequence[PendingOperation], routing: Routing
 ) -> kv_pb2.BatchUpdateRequest:
-    """Return the message of these updates, of one durability and in one keyspace."""
+    """Build the request of these updates, of one durability and in one keyspace."""
     return kv_pb2.BatchUpdateRequest(
         cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
@@ -66,7 +66,7 @@ def _update_of(single: PendingOperation) -> kv_pb2.Update:
 
 
 def single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchWriteRequest:
-    """Return the message of these puts and deletes, of one durability and in one keyspace."""
+    """Build the request of these puts and deletes, of one durability and in one keyspace."""
     ttls = [single.ttl_ms or 0 for single in batch]
     return kv_pb2.BatchWriteRequest(
         cluster_id=routing.table.cluster.cluster_id,
@@ -90,7 +90,7 @@ def single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2
 def commit_request(
     operation: CommitOperation, call: Call, cluster_id: str
 ) -> kv_pb2.CommitBatchRequest:
-    """Return the message of an atomic batch."""
+    """Build the request of an atomic batch."""
     return kv_pb2.CommitBatchRequest(
         cluster_id=cluster_id,
         table_version=call.table_version,
@@ -116,7 +116,7 @@ def _operation_of(operation: Operation) -> kv_pb2.Operation:
 
 
 def read_request(operation: ReadRows, call: Call, cluster_id: str) -> kv_pb2.BatchGetRequest:
-    """Return the message of one call of a read of many rows."""
+    """Build the request of one call of a read of many rows."""
     return kv_pb2.BatchGetRequest(
         cluster_id=cluster_id,
         table_version=call.table_version,
@@ -128,7 +128,7 @@ def read_request(operation: ReadRows, call: Call, cluster_id: str) -> kv_pb2.Bat
 
 
 def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:
-    """Return the message of one call of a batch."""
+    """Build the request of one call of a write of many rows."""
     rows = len(call.keys)
     return kv_pb2.BatchWriteRequest(
         cluster_id=cluster_id,
@@ -153,7 +153,7 @@ def _if_absent(row: int) -> kv_pb2.Condition:
 
 
 def read_reply(reply: kv_pb2.BatchGetResponse) -> ReadReply:
-    """Return rows as operations take them."""
+    """Convert the reply to a read."""
     return ReadReply(
         values=reply.values,
         missing=reply.missing,
@@ -164,7 +164,7 @@ def read_reply(reply: kv_pb2.BatchGetResponse) -> ReadReply:
 
 
 def write_reply(reply: kv_pb2.BatchWriteResponse) -> WriteReply:
-    """Return the fates of rows that were written, as operations take them."""
+    """Convert the reply to a write."""
     return WriteReply(
         versions=reply.versions,
         absent=reply.absent,
@@ -177,7 +177,7 @@ def write_reply(reply: kv_pb2.BatchWriteResponse) -> WriteReply:
 def update_reply(
     request: kv_pb2.BatchUpdateRequest, reply: kv_pb2.BatchUpdateResponse
 ) -> UpdateReply:
-    """Return the results of updates, as operations take them."""
+    """Convert the reply to updates."""
     return UpdateReply(
         results=list(map(_update_result, request.updates, reply.results)),
         refused=refused(reply),
@@ -188,13 +188,13 @@ def update_reply(
 def commit_reply(
     request: kv_pb2.CommitBatchRequest, reply: kv_pb2.CommitBatchResponse
 ) -> CommitReply:
-    """Return the results of an atomic batch, one for each of its operations."""
+    """Convert the reply to an atomic batch, with one result for each of its operations."""
     results = list(map(_operation_result, request.operations, reply.results))
     return CommitReply(version=reply.version, results=results)
 
 
 def scan_reply(reply: kv_pb2.ScanResponse) -> ScanReply:
-    """Return a page as scans take it."""
+    """Convert a page of a scan."""
     cursor = (reply.next.partition_id, reply.next.after_key) if reply.HasField("next") else None
     return ScanReply(
         keys=reply.keys,
@@ -208,7 +208,7 @@ def scan_reply(reply: kv_pb2.ScanResponse) -> ScanReply:
 
 
 def refused(reply: Any) -> dict[int, KoinonError]:
-    """Return the partitions that a reply refuses, and why."""
+    """Return the errors of the partitions that a reply refuses."""
     refusals: Sequence[kv_pb2.Refusal] = reply.refusals
     return {r.partition_id: convert.error_from_proto(r.error) for r in refusals}
 
@@ -227,7 +227,7 @@ def _operation_result(
 
 
 def _update_result(update: kv_pb2.Update, result: kv_pb2.UpdateResult) -> int | bool | bytes:
-    """Return what the caller is told."""
+    """Return an update's result in the form that the caller gets."""
     kind = update.WhichOneof("kind")
     if kind == "increment":
         return result.number

@@ -1,8 +1,8 @@
-"""The way to one node by gRPC, and the outcomes of attempts on it.
+"""The gRPC link to one node, and the outcomes of attempts on it.
 
-gRPC says UNAVAILABLE for requests that never left as for those cut off after they arrived. So a
-request is handed to gRPC only while the connection may be sent calls (connection.py); whatever
-then ends without a typed answer counts as sent.
+gRPC reports UNAVAILABLE for requests that never left as well as for those cut off after they
+arrived. So a request is handed to gRPC only while calls may be sent on the connection
+(``attended_channel``); if it then ends without a typed error, it counts as sent.
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ class Link:
         self.address = address
         self._dialing = dialing
         self._connection = self._new_connection()
-        self._connecting: asyncio.Task[bool] | None = None  # the attempt that callers share
-        self._retiring: dict[asyncio.Task[None], Connection] = {}  # replaced, until all is answered
+        # the attempt to connect, which callers share
+        self._connecting: asyncio.Task[bool] | None = None
+        # replaced connections that still have calls in flight
+        self._retiring: dict[asyncio.Task[None], Connection] = {}
         self._closed = False
 
     def _new_connection(self) -> Connection:
         return Connection(self.address, self._on_leaving, self._dialing)
 
     def _on_leaving(self) -> None:
-        """The node is about to stop: what was sent is waited for, all else goes to its successor on
-        this address, if it goes here at all.
+        """Send nothing more on the present connection: its node is about to stop. Calls in flight
+        are waited for; others go to the node's successor, if it takes over this address.
         """
         if not self._closed:
             self._replace(Connection.retire)
 
     def drop(self) -> None:
-        """The table says that the node is gone, and it answers nothing: give up what was sent to
-        it, before the network finds out (which may take it many seconds, where packets vanish).
+        """Give up the calls in flight: the table says that the node is gone, and it does not reply.
+        If packets vanish, the network itself may take many seconds to notice.
         """
         self._replace(Connection.drop)
 
@@ -64,21 +66,23 @@ class Link:
 
     @property
     def silence_s(self) -> float:
-        """For how long the node has answered none of the calls that wait for it."""
+        """Return for how many seconds the node has answered none of the calls in flight."""
         return self._connection.silence_s
 
     @property
     def last_request(self) -> request_ids.RequestId | None:
-        """The id under which a call was begun last."""
+        """The id of the call begun last."""
         return self._connection.last_request
 
     def ready(self) -> bool:
-        """Return whether a request handed to gRPC now would be sent; begin to connect if not."""
+        """Return whether a request handed to gRPC now would be sent; if not, begin to connect."""
         connection = self._connection
         return not (self._closed or connection.is_outdated()) and connection.may_send()
 
     async def connect(self) -> bool:
-        """Return whether requests may be sent. Callers share one attempt, which outlives them."""
+        """Wait for a connection; return whether requests may be sent. Callers share one attempt,
+        which outlives them.
+        """
         if self._closed or self.ready():
             return not self._closed
         if self._connecting is None:
@@ -92,11 +96,11 @@ class Link:
         except asyncio.CancelledError:
             if _cancelling():
                 raise
-            return False  # closed, or dropped, meanwhile
+            return False  # the link was closed or dropped meanwhile
 
     async def connect_soon(self) -> bool:
-        """Do as ``connect``, but return False as well if that takes long: the caller then finds out
-        whether another node has taken its place, and may come back; the attempt goes on.
+        """Like ``connect``, but also return False if connecting takes long: the caller then checks
+        whether another node has taken over, and may come back; the attempt continues.
         """
         try:
             async with asyncio.timeout(_SOON_S):
@@ -114,7 +118,7 @@ class Link:
         the error.
         """
         connection = self._connection
-        if not self.ready():  # leave may have ended since the caller looked
+        if not self.ready():  # permission may have ended since the caller checked
             return self.not_sent()
         if write:
             request.take_by_ms = connection.take_by_ms(timeout_s)
@@ -133,7 +137,7 @@ class Link:
         return await self._call_when_reached("get_status", request, timeout_s)
 
     async def _call_when_reached(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Ask what may be asked twice: no leave is needed for it."""
+        """Call a method that may be repeated, so that it needs no permission to send."""
         connection = self._connection
         if self._closed or not await connection.reach():
             return self.not_sent()
@@ -141,7 +145,7 @@ class Link:
             return await self._call(connection, method, request, timeout_s)
 
     def not_sent(self) -> KoinonError:
-        """Return why nothing was sent."""
+        """Return the error that says why nothing was sent."""
         return (
             self._connection.refusal
             or self._dialing.certificate_fault()  # waiting would not help
@@ -190,6 +194,6 @@ def _cancelling() -> bool:
 def _error_of(failure: grpc.aio.AioRpcError, address: str, *, write: bool) -> KoinonError:
     error = rpc.fate_of(failure, at=address, unimplemented=PROTOCOL)
     if error.maybe_applied and failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not write:
-        # One of gRPC's own limits. To a write it may be its reply that was over it.
+        # One of gRPC's own limits. For a write, the reply may have exceeded it.
         return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)
     return error

@@ -1,5 +1,5 @@
-"""The reasons why no address takes a connection. gRPC gives them in words alone, so this module
-connects itself to find them.
+"""Finds out why no address accepts a connection. gRPC gives the reason only as text, so this module
+connects itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from koinon_proto.security.trust import not_valid
 
 _PROBE_S_MAX = 1.0
 _TALK_S_MAX = 0.5
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # and no settings
+# the HTTP/2 preface and an empty SETTINGS frame
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _TLS_ALERT = b"\x15"
 _NO_GRPC = "no gRPC server answers"
 _SPEAKS_TLS = (
@@ -37,19 +38,19 @@ _SPEAKS_PLAIN = "it does not speak TLS: is this cluster without it?"
 
 
 class Finding(NamedTuple):
-    """The result of a look at one address."""
+    """The result of an attempt to connect to one address."""
 
     address: str
     said: str
     refused: bool = False
     unknown: bool = False
-    """The host has no address."""
+    """The host name has no address."""
     fault: CertificateNotValidError | None = None
     """The server's certificate has expired, or is not valid yet."""
 
 
-async def look(address: str, dialing: Dialing = PLAIN) -> Finding:
-    """Try to connect to the address: to each of its host's, until one takes the connection."""
+async def probe_address(address: str, dialing: Dialing = PLAIN) -> Finding:
+    """Try to connect to the address: to each of its host's, until one accepts the connection."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     failures: list[OSError] = []
@@ -69,10 +70,10 @@ async def look(address: str, dialing: Dialing = PLAIN) -> Finding:
                             return Finding(address, said)
                         return Finding(address, said.reason, fault=said)
     except socket.gaierror as error:
-        if error.errno == socket.EAI_AGAIN:  # the server of names does not answer, for now
-            return Finding(address, f"no answer about the host ({error.strerror})")
+        if error.errno == socket.EAI_AGAIN:  # the name server does not answer at the moment
+            return Finding(address, f"the name server does not answer ({error.strerror})")
         return Finding(address, f"unknown host ({error.strerror})", unknown=True)
-    except UnicodeError:  # of a label that is empty, or longer than one may be
+    except UnicodeError:  # of a label that is empty or too long
         return Finding(address, "unknown host (not a name that a host may have)", unknown=True)
     except TimeoutError:
         return Finding(address, "no answer")
@@ -83,7 +84,7 @@ async def look(address: str, dialing: Dialing = PLAIN) -> Finding:
 
 
 async def _talk(probe: socket.socket, dialing: Dialing) -> str | CertificateNotValidError:
-    """Say what is wrong with a server that takes connections."""
+    """Return what is wrong with a server that accepts connections."""
     loop = asyncio.get_running_loop()
     context = dialing.context("h2")
     if context is None:
@@ -111,9 +112,8 @@ async def _talk(probe: socket.socket, dialing: Dialing) -> str | CertificateNotV
 
 
 async def _certificate_fault(probe: socket.socket) -> CertificateNotValidError | None:
-    """Return what is wrong with the dates of the certificate that the server shows; None: nothing,
-    so it is refused for another reason. The look is by a connection of its own, that trusts anyone
-    and says nothing.
+    """Return the error if the server's certificate is outside its validity; None: it was refused
+    for another reason. Opens another connection, which trusts any certificate and sends no data.
     """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -131,14 +131,14 @@ async def _certificate_fault(probe: socket.socket) -> CertificateNotValidError |
 
 
 async def why_unreachable(addresses: Sequence[str], dialing: Dialing = PLAIN) -> KoinonError:
-    """Return what keeps a client from every one of the addresses: ``CertificateNotValidError``,
-    ``NobodyListensError`` or ``UnknownHostError`` where waiting would not help, else a
-    ``NotSentError`` in words.
+    """Return the error that keeps a client from all of the addresses: ``CertificateNotValidError``,
+    ``NobodyListensError`` or ``UnknownHostError`` if waiting would not help, else a
+    ``NotSentError`` with the reason as text.
     """
     if (own := dialing.certificate_fault()) is not None:
         return own
     findings = await asyncio.gather(
-        *[look(address, dialing) for address in dict.fromkeys(addresses)]
+        *[probe_address(address, dialing) for address in dict.fromkeys(addresses)]
     )
     reason = "; ".join(f"{finding.address}: {finding.said}" for finding in findings)
     if all(finding.unknown for finding in findings):
