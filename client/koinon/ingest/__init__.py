@@ -1,1 +1,1 @@
-"""Files into the cluster by way of Spark: what ``koinon ingest`` and the demo are made of."""
+"""Bulk loads of files through Spark: the parts of ``koinon ingest`` and of the demo."""

@@ -1,5 +1,5 @@
-"""Sums up a failed Spark job in one sentence: by the typed error of a worker if there is one in the
-long text that Spark makes of it.
+"""Sums up a failed Spark job in one sentence: by a worker's typed error, if Spark's long text
+contains one.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FLAGS = {
     "badRecordsPath": "--bad-records",
     "maxBytesPerSecond": "--max-rate",
 }
-"""The names that options of the Spark format have on the command line."""
+"""The command-line names of options of the Spark format."""
 REASON_CHARS_MAX = 600
 ROW_CHARS_MAX = 200
 
 
 @dataclass(kw_only=True, eq=False)
 class JobRefusedError(ConfigurationError):
-    """The input, or an option, breaks a rule; nothing of the job became readable."""
+    """The input or an option breaks a rule; no row of the job became readable."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class JobFailedError(KoinonError):
 
 
 def explained(error: BaseException) -> KoinonError:
-    """Return what to tell of an exception that Spark raised."""
+    """Return the Koinon error that explains an exception of Spark's."""
     if isinstance(error, ConfigurationError):
         return JobRefusedError(reason=_as_flags(error.reason))
     if isinstance(error, KoinonError):
@@ -72,7 +72,7 @@ def explained(error: BaseException) -> KoinonError:
 
 
 def of_commit(error: KoinonError) -> KoinonError:
-    """Return what to tell of an error by which a job's commit ended."""
+    """Return the error to report for a job whose commit ended with ``error``."""
     return _told(type(error), str(error))
 
 
@@ -93,7 +93,7 @@ def _class_of(module: str, name: str) -> type[KoinonError] | None:
 
 
 def _as_flags(text: str) -> str:
-    """A text about options of the Spark format, with the names that the command line has."""
+    """Return a text with the options of the Spark format replaced by their command-line names."""
     for option, flag in FLAGS.items():
         text = re.sub(rf"(?:\boption )?\b{option}\b", flag, text)
     return text

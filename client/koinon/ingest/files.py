@@ -1,9 +1,9 @@
-"""Files: which there are, which format they have, how many rows; and as a DataFrame, where Spark
-has to read them (``opened_rows``).
+"""Finds files, their format and their number of rows, and reads them as a DataFrame if Spark has to
+read them (``opened_rows``).
 
-Spark reads CSV about as ``koinon load`` does: a header row, every cell the text that it is (``007``
-stays ``007``, an empty cell is an empty string), quotes doubled inside quotes. A malformed row ends
-the job, unless bad rows are to be kept: then it is written where they go, and left out.
+Spark reads CSV nearly as ``koinon load`` does: a header row; every cell is its text (``007`` stays
+``007``, an empty cell is an empty string); quotes are doubled inside quotes. A malformed row ends
+the job, unless bad rows are to be kept: then it is written to their directory and left out.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ _LAKE_TABLES = {
     ".hoodie": "Hudi",
     "metadata/*.metadata.json": "Iceberg",
 }
-"""By what lies in a table's directory, and nowhere else."""
+"""Kinds of tables, by a name that only their directories contain."""
 _BYTEWISE = "ISO-8859-1"
-"""Spark replaces what is not UTF-8. Read so, each byte is one character, and none is lost."""
+"""Spark replaces bytes that are not UTF-8. In this encoding each byte is one character, and none is
+lost.
+"""
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def is_local(path: str) -> bool:
-    """Return whether the path is of this machine's file system, rather than ``s3a://…``."""
+    """Return whether the path is in this machine's file system, not one like ``s3a://…``."""
     return _REMOTE.match(path) is None
 
 
@@ -56,10 +58,10 @@ def local_path(path: str) -> Path:
 
 
 def format_of(paths: Sequence[str], given: str | None) -> str:
-    """Return the one format of all files, by option or by their suffixes.
+    """Return the format of all files, from the option or else from their suffixes.
 
     Raises:
-        InvalidArgumentError: it cannot be told, or there is more than one.
+        InvalidArgumentError: a name has no known suffix, or the files have different formats.
         FileNotFoundError: a local path does not exist.
     """
     if given is not None and given not in FORMATS:
@@ -86,7 +88,9 @@ def format_of(paths: Sequence[str], given: str | None) -> str:
 
 
 def _refuse_local_lake_table(path: str) -> None:
-    """Refuse a directory, or what a pattern finds, of a table whose log says which files count."""
+    """Refuse a directory, or matches of a pattern, that are a table with a log of its valid
+    files.
+    """
     if not is_local(path) or local_path(path).is_file():
         return
     for root in _roots(path):
@@ -98,7 +102,7 @@ def _refuse_local_lake_table(path: str) -> None:
 
 
 def refuse_remote_lake_tables(spark: Any, paths: Sequence[str]) -> None:
-    """Raise InvalidArgumentError if a directory elsewhere is a table of Delta Lake, Hudi or
+    """Raise InvalidArgumentError if a remote directory is a table of Delta Lake, Hudi or
     Iceberg.
     """
     for path in paths:
@@ -121,7 +125,7 @@ def _lake_table_error(path: str, kind: str) -> InvalidArgumentError:
 
 
 def rows_of(spark: Any, paths: Sequence[str], kind: str) -> int | None:
-    """Return how many rows there are where their files say so; None where only reading would."""
+    """Return the number of rows if the files record it; None if only reading would tell."""
     if kind not in ("parquet", "orc"):
         return None
     if not all(is_local(path) for path in paths):
@@ -144,12 +148,12 @@ def read(
     keep_malformed: bool,
     typed: Sequence[str] = (),
 ) -> tuple[Any, Any]:
-    """Return the files as one DataFrame, and the malformed rows as another: None where the format
-    has none, or where one is to fail the job (``keep_malformed`` false). What was malformed stands,
-    as it was, in the last column, ``MALFORMED``.
+    """Return the files as one DataFrame, and the malformed rows as another: None if the format
+    cannot have any, or if one is to fail the job (``keep_malformed`` False). The last column,
+    ``MALFORMED``, holds the original text of malformed rows.
 
     Args:
-        typed: columns of CSV that are numbers, dates, timestamps or truths if their cells are.
+        typed: CSV columns to read as numbers, dates, timestamps or booleans if all their cells are.
     """
     reader = spark.read.options(**_lookup(paths))
     if kind == "parquet":
@@ -170,16 +174,14 @@ def read(
 
 
 def read_lines(spark: Any, paths: Sequence[str], reader: TextReader) -> tuple[Any, Any]:
-    """Return JSON lines that are not of this machine, as the columns of the reader, and the
-    malformed ones.
-    """
+    """Return remote JSON lines with the columns of the reader, and the malformed lines."""
     columns = ", ".join(f"`{name}` {kind}" for name, kind in reader.fields)
     lines = spark.read.text(list(paths))
     return _parted(lines.mapInArrow(reader.batches_of_lines, columns), keep=reader.keep)
 
 
 def _parted(frame: Any, *, keep: bool) -> tuple[Any, Any]:
-    """Return the good rows and the malformed ones."""
+    """Return the good rows and the malformed rows."""
     if not keep:
         return frame, None
     malformed = frame[MALFORMED]
@@ -190,12 +192,12 @@ def _parted(frame: Any, *, keep: bool) -> tuple[Any, Any]:
 
 
 def keep(malformed: Any, directory: str | None) -> int:
-    """Write malformed rows to ``<directory>/malformed`` as JSON lines, if there are any (None: do
-    not); return how many there are.
+    """Write malformed rows, if any, to ``<directory>/malformed`` as JSON lines (None: write
+    nothing); return their number.
     """
     if malformed is None:
         return 0
-    malformed = malformed.persist()  # of all columns, in one pass over the files
+    malformed = malformed.persist()  # with all columns, in one pass over the files
     try:
         number = int(malformed.count())
         if number and directory is not None:
@@ -206,7 +208,9 @@ def keep(malformed: Any, directory: str | None) -> int:
 
 
 def set_aside(directory: str, job_id: str) -> int | None:
-    """Return how many bad rows a job's tasks wrote under the directory; None if it is remote."""
+    """Return the number of bad rows that a job's tasks wrote under the directory; None if it is
+    remote.
+    """
     if not is_local(directory):
         return None
     folder = local_path(directory) / job_id.replace(":", "-")
@@ -225,12 +229,12 @@ def _options(kind: str) -> dict[str, str]:
         "escape": '"',
         "enforceSchema": "false",
         "maxCharsPerColumn": "-1",
-        "columnPruning": "false",  # a row is malformed whatever is taken of it
+        "columnPruning": "false",  # a row is malformed whichever of its columns are read
     }
 
 
 def _typed_schema(spark: Any, paths: Sequence[str], kind: str, typed: Sequence[str]) -> Any:
-    """All columns as strings, but for some."""
+    """Return a schema with all columns as strings except those in ``typed``."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     options = {**_options(kind), **_lookup(paths), "inferSchema": "true"}
@@ -244,7 +248,7 @@ def _typed_schema(spark: Any, paths: Sequence[str], kind: str, typed: Sequence[s
 
 
 def _delimited(reader: Any, paths: Sequence[str]) -> Any:
-    """Return the rows of CSV: strings hold the bytes of their cells, UTF-8 or not."""
+    """Return the rows of CSV; strings hold the bytes of their cells, UTF-8 or not."""
     from pyspark.sql import functions as f
 
     frame = reader.csv(list(paths))
@@ -263,7 +267,7 @@ def _delimited(reader: Any, paths: Sequence[str]) -> Any:
 
 
 def _utf8(name: str) -> str:
-    """Return the name of a column of which Spark has read each byte as a character."""
+    """Decode the name of a column that Spark has read with one character for each byte."""
     try:
         return name.encode(_BYTEWISE).decode()
     except UnicodeError as error:
@@ -273,7 +277,7 @@ def _utf8(name: str) -> str:
 
 
 def _names_in_path(uri: str) -> set[str]:
-    """Return the columns that Spark takes of a file's path, such as ``day=1``."""
+    """Return the columns that Spark derives from a file's path, such as ``day=1``."""
     return {unquote(part.split("=")[0]) for part in uri.split("/")[:-1] if "=" in part}
 
 
@@ -282,7 +286,7 @@ def _json_lines(reader: Any, paths: Sequence[str]) -> Any:
 
 
 def _names(path: str) -> list[str]:
-    """The names by which the format of a path is told: of a directory, those in it."""
+    """Return the names that show the format of a path: for a directory, the names inside it."""
     if not is_local(path):
         return [path.rstrip("/")]
     names = []
@@ -295,7 +299,7 @@ def _names(path: str) -> list[str]:
 
 
 def _roots(path: str) -> list[Path]:
-    """Return the file or directory of this path; if there is none, those that match the pattern.
+    """Return the file or directory at this path; if there is none, the matches of the pattern.
 
     Raises:
         FileNotFoundError: there are none.
@@ -312,7 +316,9 @@ def _roots(path: str) -> list[Path]:
 
 
 def _data_files(root: Path) -> list[Path]:
-    """The file, or the data files under a directory, as Spark takes them: nothing hidden."""
+    """Return the file, or the data files under a directory as Spark finds them, without hidden
+    ones.
+    """
     if root.is_file():
         return [root]
     return [
@@ -324,8 +330,8 @@ def _data_files(root: Path) -> list[Path]:
 
 
 def named_for_spark(spark: Any, paths: Sequence[str]) -> list[str]:
-    """Return the paths as Spark is to be given them. Files of this machine whose names Hadoop takes
-    for patterns, URIs or hidden files get links of other names, in the session's own directory.
+    """Return the paths in the form that Spark needs. Local files whose names Hadoop would read as
+    patterns, URIs or hidden files get links with other names, in the session's own directory.
 
     Raises:
         InvalidArgumentError: there is such a file, but tasks run on other machines.
@@ -369,20 +375,20 @@ def _directories(path: str) -> list[tuple[str, ...]]:
 
 
 def have_columns_in_names(paths: Sequence[str]) -> bool:
-    """Return whether directories of this machine are columns of Spark's, such as ``day=1``."""
+    """Return whether Spark derives columns from local directories' names, such as ``day=1``."""
     below = (parts for path in filter(is_local, paths) for parts in _directories(path))
     return any("=" in name for parts in below for name in parts)
 
 
 def local_files(paths: Iterable[str]) -> list[Path]:
-    """Return the data files of local paths, each once: of a directory all under it."""
+    """Return the data files of local paths, each once; for a directory all files under it."""
     found = (file for path in paths for root in _roots(path) for file in _data_files(root))
     return list(dict.fromkeys(file.absolute() for file in found))
 
 
 def _lookup(paths: Sequence[str]) -> dict[str, str]:
-    """Have Spark take what is in plain subdirectories too, which it passes over by itself; those
-    such as ``day=1`` are its own.
+    """Return the option by which Spark also reads plain subdirectories, which it skips by default.
+    (It always reads those like ``day=1``.)
     """
     if not have_columns_in_names(paths) and any(
         parts for path in filter(is_local, paths) for parts in _directories(path)

@@ -1,9 +1,9 @@
-"""One bulk load by Spark, watched from beside it.
+"""One bulk load by Spark, observed while it runs.
 
-The job runs on the caller's thread (Spark finds Python data sources by the thread's session);
-beside it, a watcher asks the coordinators how far its load is. An interruption aborts the load and
-cancels Spark's tasks, unless it is committed by then: a committed load ends merged, even if no
-program waits for it.
+The job runs on the caller's thread (Spark finds Python data sources by the thread's session). A
+watcher thread asks the coordinators for the load's progress. An interruption aborts the load and
+cancels Spark's tasks, unless the load is committed by then: a committed load is merged in any case,
+even if no program waits for it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ABORT_REASON = "koinon ingest gave up"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a job. ``state`` is its load's: None if it failed before one was opened, or
-    unknown; ``error`` why Spark gave up; seconds by phase.
+    """The result of a job. ``state`` is its load's: None if it failed before a load was opened, or
+    if unknown; ``error``: why Spark failed; seconds by phase.
     """
 
     load_id: int
@@ -49,8 +49,9 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Job:
-    """Writes one DataFrame. ``rows_total``: how many rows it has, where that is known; ``what``
-    says to people what is loaded. ``parts``: the same rows, for tasks to read (``opened_rows``).
+    """Writes one DataFrame. ``rows_total``: its number of rows, if known. ``what``: the data's
+    description for people. ``parts``: the same rows, if tasks read them themselves
+    (``opened_rows``).
     """
 
     frame: Any
@@ -66,11 +67,11 @@ class Job:
         on_progress: Callable[[Snapshot], None] = lambda _snapshot: None,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> Outcome:
-        """Write, and return what became of it; errors of the job are in the outcome.
+        """Write the rows; return the outcome, which includes errors of the job.
 
         Args:
-            on_progress: called several times a second, by another thread.
-            interrupted: asked as often; once it says so, the job is called off. A
+            on_progress: called several times a second, on another thread.
+            interrupted: asked several times a second; once it returns True, the job is cancelled. A
                 KeyboardInterrupt ends the waiting at once.
         """
         tracker = LoadTracker(rows_total=self.rows_total)
@@ -85,7 +86,7 @@ class Job:
         now = time.monotonic()
         on_progress(tracker.update(view, now))
         state = None if view is None else view.state
-        # A closed terminal ends Spark's JVM too: the error is then of the connection to it.
+        # A closed terminal also ends Spark's JVM: the error is then one of its connection.
         stopped = isinstance(error, KeyboardInterrupt) or (error is not None and interrupted())
         return Outcome(
             load_id=0 if view is None else view.load_id,
@@ -108,7 +109,7 @@ class Job:
             parsed = write_options({**options, "description": description}, overwrite=overwrite)
             columns = self.frame.schema.jsonValue()["fields"]
             fields = [(column["name"], column["type"]) for column in columns]
-            from koinon.ingest.parts import save  # these need the spark extra
+            from koinon.ingest.parts import save  # these imports need the spark extra
             from koinon.spark.cluster import opened
 
             save(context, self.parts, fields, opened(parsed), overwrite=overwrite)
@@ -127,7 +128,7 @@ class Job:
         on_progress: Callable[[Snapshot], None],
         interrupted: Callable[[], bool],
     ) -> Iterator[None]:
-        """Watch the load for the length of the block, and raise what the watcher raised."""
+        """Watch the load during the block, and raise the watcher's exception, if any."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
         ended = threading.Event()
@@ -140,8 +141,8 @@ class Job:
                     ours = self._tasks_ended()
                     on_progress(tracker.update(view, time.monotonic(), tasks_ended=ours))
                     if interrupted():
-                        self._call_off(view)
-            except (Py4JError, OSError):  # Spark is gone, as the job's own call says
+                        self._cancel_job(view)
+            except (Py4JError, OSError):  # Spark is gone; the job's own call reports it
                 return
             except BaseException as error:
                 raised.append(error)
@@ -156,7 +157,7 @@ class Job:
         if raised:
             raise raised[0]
 
-    def _call_off(self, view: LoadView | None) -> None:
+    def _cancel_job(self, view: LoadView | None) -> None:
         """Abort the load and cancel Spark's tasks, unless the load is committed."""
         if view is not None and view.state is not LoadState.OPEN:
             return
@@ -166,13 +167,15 @@ class Job:
         self._context.cancelJobGroup(self._token)
 
     def _view(self) -> LoadView | None:
-        """Our load, as the coordinators know it; None while they do not answer."""
+        """Return this job's load as the coordinators know it; None if they do not answer."""
         with contextlib.suppress(KoinonError):
             return self._ours()
         return None
 
     def _ours(self) -> LoadView | None:
-        """Our load; None if there is none, or none any more. Raises as LoadsClient does."""
+        """Return this job's load; None if it does not exist, or no longer. Raises as LoadsClient
+        does.
+        """
         ours = [view for view in self.loads.loads() if view.description.endswith(self._token)]
         return ours[-1] if ours else None
 
@@ -182,15 +185,15 @@ class Job:
         return bool(jobs) and all(job is not None and job.status == "SUCCEEDED" for job in jobs)
 
     def _final_view(self, *, abort: bool) -> LoadView | None:
-        """Return our load now that the job has ended; one that is open is aborted first."""
+        """Return this job's load after the job has ended; abort it first if it is open."""
         deadline = time.monotonic() + SETTLE_S
         view: LoadView | None = None
         while time.monotonic() < deadline:
-            with contextlib.suppress(KoinonError):  # coordinators that fail over are waited for
+            with contextlib.suppress(KoinonError):  # coordinators may be failing over
                 view = self._ours()
                 if view is None or not abort or view.state is not LoadState.OPEN:
                     return view
-                with contextlib.suppress(LoadClosedError):  # the job itself was faster
+                with contextlib.suppress(LoadClosedError):  # the job itself closed it first
                     self.loads.abort(view.load_id, reason=ABORT_REASON)
                 continue
             time.sleep(POLL_S)

@@ -1,5 +1,5 @@
-"""The rows of files that are to be ingested: read by Spark's Python tasks themselves where the
-files are of this machine, else by Spark.
+"""The rows of files to ingest: local files are read by Spark's Python tasks themselves, all others
+by Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from koinon.sources.taken import Taken
 
 PART_BYTES_MIN, PART_BYTES_MAX = 4 * 1024 * 1024, 128 * 1024 * 1024
 _HADOOPS: Final = (".snappy", ".lz4", ".deflate", ".lzo")
-"""Suffixes of text that is compressed in ways which only Hadoop reads."""
+"""Suffixes of compressed text that only Hadoop reads."""
 
 
 class Reader(Protocol):
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LocalFrame:
-    """Rows that tasks read themselves, as far as they are used as a DataFrame is."""
+    """Rows that tasks read themselves, with the methods of a DataFrame that a load uses."""
 
     sparkSession: Any  # noqa: N815 - as a DataFrame's
     parts: Sequence[Part]
@@ -52,7 +52,7 @@ class LocalFrame:
     def mapInArrow(  # noqa: N802 - as a DataFrame's
         self, function: Callable[[Iterator[Any]], Iterator[Any]], schema: str
     ) -> Any:
-        """Return the DataFrame that a function makes of the record batches of each part."""
+        """Return the DataFrame that a function makes from the record batches of each part."""
         parts, names = self.parts, self.schema.names
 
         def mapped(batches: Iterator[Any]) -> Iterator[Any]:
@@ -66,9 +66,9 @@ class LocalFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedRows:
-    """Rows of files. ``settings``: how they are written, by the columns that ``frame`` has.
-    ``malformed``: rows that Spark could not parse, a DataFrame, or None. ``parts``: the rows, where
-    tasks read them. ``inferred``: Spark has parsed JSON, and writes it anew.
+    """Rows of files. ``settings``: how to write them, with the columns of ``frame``. ``malformed``:
+    a DataFrame of rows that Spark could not parse, or None. ``parts``: the rows, if tasks read
+    them. ``inferred``: True if Spark has parsed JSON, and writes it in its own form.
     """
 
     frame: Any
@@ -87,7 +87,7 @@ def open_rows(
     conf: Mapping[str, str],
     keep_malformed: bool,
 ) -> OpenedRows:
-    """Return the rows of the files. ``conf``: the settings of Spark's that were given.
+    """Open the files. ``conf``: the given settings of Spark.
 
     Raises:
         InvalidArgumentError: a file cannot be read; the reason names it.
@@ -134,7 +134,7 @@ def _text_rows(
 def _reader(
     spark: Any, kind: str, settings: Settings, *, keep: bool
 ) -> tuple[TextReader, Settings]:
-    """Return the reader of text, and the settings by which its columns are written."""
+    """Return the reader of text files, and the settings for writing its columns."""
     keys = settings.write_options().key_columns
     taken = Taken(
         key=keys,
@@ -162,8 +162,8 @@ def _free(name: str, used: Sequence[str]) -> str:
 
 
 def _types(spark: Any, parts: Sequence[Part]) -> dict[str, str]:
-    """Return the types of the cells beside keys and values, by name: each the plainest that all of
-    its cells fit, or string.
+    """Return the types of the columns other than key and value, by name: the simplest type that all
+    cells of a column fit, or string.
     """
 
     def fits(part: Part) -> list[list[str]]:
@@ -190,8 +190,8 @@ def _types(spark: Any, parts: Sequence[Part]) -> dict[str, str]:
 
 
 def packed(reader: Reader, sizes: Mapping[Any, int], tasks: int) -> list[Part]:
-    """Return pieces in parts of like size, in their order: as many as can run at once, or more
-    where these would be large.
+    """Pack pieces, in their order, into parts of similar size: one for each of the concurrent
+    tasks, or more if these would be large.
     """
     wanted = _wanted(sum(sizes.values()), tasks)
     parts: list[Part] = []
@@ -211,7 +211,7 @@ def _wanted(total: int, tasks: int) -> int:
 
 
 def _joined(pieces: Sequence[Any]) -> tuple[Any, ...]:
-    """Return row groups that follow one another in a file as one run."""
+    """Return adjacent row groups of a file merged into one range."""
     runs: list[Any] = []
     for one in pieces:
         last = runs[-1] if runs else None

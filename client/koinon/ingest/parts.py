@@ -1,7 +1,7 @@
-"""A write whose tasks read their rows themselves (``opened_rows``), in place of the data source's.
+"""A write whose tasks read their rows themselves (``opened_rows``), without Spark's data source.
 
-Spark schedules, retries and cancels the tasks; what they stage, and the commit, is what the data
-source does.
+Spark schedules, retries and cancels the tasks; staging and commit are the same as in the data
+source.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def save(
     """Write the rows of all parts by tasks of this SparkContext; return when they are readable.
 
     Raises:
-        ConfigurationError: an option is wrong, or names no column, or one of a wrong type.
+        ConfigurationError: an option is wrong, or names a missing column, or one of a wrong type.
         KoinonError: the commit failed.
-        Exception: as Spark tells of a task that failed.
+        Exception: Spark's error for a failed task.
     """
     task = _Task.of(fields, options, overwrite=overwrite)
     numbered = list(enumerate(parts))
@@ -47,7 +47,7 @@ def save(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """Stages a part. Only columns of ``job``'s plan are read, unless bad rows are to be shown."""
+    """Stages a part. It reads only columns of ``job``'s plan, unless bad rows are to be shown."""
 
     job: Job
     whole: RowPlan
@@ -69,6 +69,6 @@ class _Task:
         except InvalidArgumentError:
             if self.job.plan.names == self.whole.names:
                 raise
-            # Rows that cannot be stored are shown with all their columns.
+            # Bad rows are shown with all their columns.
             job = replace(self.job, plan=self.whole)
             return run_task(job, task, part.batches(self.whole.names))

@@ -1,7 +1,6 @@
-"""The progress of a bulk load, by the coordinators' answers over time. Pure: time is an
-argument.
+"""The progress of a bulk load, from the coordinators' answers over time. Pure: time is an argument.
 
-A stage is told by the load's state, but for *prepare*: it begins when every task of the job has
+Each phase follows from the load's state, except *prepare*: it begins when every task of the job has
 ended, which Spark knows, and ends with the commit.
 """
 
@@ -17,7 +16,7 @@ RATE_WINDOW_S = 4.0
 
 
 class Phase(Enum):
-    """The phase of a job; the value names it for people."""
+    """The phase of a job; its value is its name for people."""
 
     STARTING = "starting"
     STAGING = "reading and staging"
@@ -29,8 +28,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A job's progress at one moment. ``rows_total`` and ``seconds_left`` are None where none can
-    say; rates are rows per second, of late. ``share`` is of the phase, 0 to 1.
+    """A job's progress at one moment. ``rows_total`` and ``seconds_left`` are None if unknown;
+    rates are recent rows per second. ``share`` is the done part of the phase, 0 to 1.
     """
 
     phase: Phase
@@ -45,7 +44,9 @@ class Snapshot:
 
 @dataclass(kw_only=True)
 class LoadTracker:
-    """Takes one view of a job's load after the other. ``rows_total``: what the source holds."""
+    """Computes progress from successive views of a job's load. ``rows_total``: the number of rows
+    in the source.
+    """
 
     rows_total: int | None = None
     _began: dict[Phase, float] = field(default_factory=dict)
@@ -55,11 +56,13 @@ class LoadTracker:
     bytes: int = 0
 
     def start(self, now: float) -> None:
-        """The job begins."""
+        """Note the start of the job."""
         self._began = {Phase.STARTING: now}
 
     def update(self, view: LoadView | None, now: float, *, tasks_ended: bool = False) -> Snapshot:
-        """Take what is known now (None: there is no load yet); return how far the job is."""
+        """Apply the present view of the load (None: it does not exist yet); return the job's
+        progress.
+        """
         phase = self._phase_of(view, tasks_ended=tasks_ended)
         self._phase = phase
         self._began.setdefault(phase, now)
@@ -69,7 +72,7 @@ class LoadTracker:
         return self._snapshot(view, now)
 
     def seconds(self, now: float) -> dict[Phase, float]:
-        """Return how long each phase took that was entered; the last one until ``now``."""
+        """Return the duration of each phase so far; the last one until ``now``."""
         marks = sorted(self._began.items(), key=lambda mark: mark[1])
         ends = [began for _, began in marks[1:]] + [now]
         return {phase: end - began for (phase, began), end in zip(marks, ends, strict=True)}
@@ -116,8 +119,8 @@ class LoadTracker:
     def _seconds_left(
         self, share: float | None, rows_per_second: float, now: float
     ) -> float | None:
-        """Return the seconds left in the phase, in the staging by its whole pace: tasks report only
-        now and then.
+        """Return the seconds left in the phase. During staging the average rate is used, since
+        tasks report at long intervals.
         """
         if share is None:
             return None
@@ -128,7 +131,7 @@ class LoadTracker:
         return (1 - share) / rate if rate else None
 
     def _rows_per_second(self, now: float) -> float:
-        """Rows staged a second, from the first sight of the load to the end of the staging."""
+        """Return rows staged a second, from the load's first view to the end of staging."""
         began = self._began.get(Phase.STAGING)
         if began is None:
             return 0.0

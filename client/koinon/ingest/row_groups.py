@@ -1,7 +1,7 @@
-"""Parquet files of this machine, read by Spark's Python tasks themselves, as ``load`` reads them.
+"""Local Parquet files, read by Spark's Python tasks themselves, as ``load`` reads them.
 
-Spark reads Parquet in Java and hands each row on to Python, which costs about what Python does with
-it then. Spark still reads what Arrow would read differently: ``groups_of`` says which it is to be.
+Spark reads Parquet in Java and passes each row to Python, which costs about as much as Python's own
+work on it. Spark still reads files that Arrow would read differently; ``groups_of`` decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from koinon.sources.row_batches import batches_of
 from koinon_proto.contract.errors import InvalidArgumentError
 
 _OTHER_CALENDAR: Final = b"org.apache.spark.legacyDateTime"
-_SPARK: Final = b"org.apache.spark.version"  # before 3 it wrote dates by the other calendar, too
+# Spark before 3 wrote dates in the other calendar, too
+_SPARK: Final = b"org.apache.spark.version"
 _SPARK_TYPES: Final = {
     "bool": "boolean",
     "int8": "byte",
@@ -46,12 +47,12 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """Reads row groups in a task. ``types``: of the columns of all files, Arrow's."""
+    """Reads row groups in a task. ``types``: the Arrow types of all columns of all files."""
 
     types: Mapping[str, Any]
 
     def batches(self, groups: Groups, names: Sequence[str]) -> Iterator[Any]:
-        """Yield the rows as record batches of these columns; null what the file lacks.
+        """Yield the rows as record batches of these columns; a column that the file lacks is null.
 
         Raises:
             OSError: the file cannot be read, or is damaged.
@@ -61,8 +62,8 @@ class GroupReader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupedFiles:
-    """Parquet files. ``fields``: the columns of all, from name to type as Spark's schema writes it
-    in JSON; ``sizes``: of the row groups, one each, in bytes.
+    """Parquet files. ``fields``: their columns, from name to type as Spark's schema writes it in
+    JSON; ``sizes``: the bytes of each row group.
     """
 
     reader: GroupReader
@@ -71,18 +72,18 @@ class GroupedFiles:
 
 
 def groups_of(files: Sequence[Path]) -> GroupedFiles | None:
-    """Return the row groups of the files. None: a file has dates by the other calendar, which Spark
-    has to read.
+    """Return the row groups of the files. None: a file has dates in the other calendar, which Spark
+    must read.
 
     Raises:
         InvalidArgumentError: a file cannot be read, or a column has another type than in the files
-            before it, or one that has no form.
+            before it, or a type that cannot be encoded.
     """
     from koinon.spark.encoding.plain_types import plain_type
 
     fields: dict[str, Any] = {}
     sizes: dict[Groups, int] = {}
-    first: dict[str, Path] = {}  # the file that gave a column its type
+    first: dict[str, Path] = {}  # the file in which a column was first seen
     types: dict[str, Any] = {}
     for file in files:
         schema, metadata = _opened(file)
@@ -132,15 +133,15 @@ def _shown(kind: Any) -> str:
 
 
 def _wider(one: Any, other: Any) -> Any:
-    """Return the type of integers of both; None where there is none."""
+    """Return the integer type that holds both types; None if there is none."""
     if one in _INTEGERS and other in _INTEGERS:
         return max(one, other, key=_INTEGERS.index)
     return None
 
 
 def _spark_type(kind: Any) -> Any:
-    """Return the type that Spark has for a plain type of Arrow's, as its schema writes it in JSON;
-    None if there is no form for it. Times of day are texts.
+    """Return Spark's type for a plain Arrow type, as its schema writes it in JSON; None if there is
+    none. Times of day are strings.
     """
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""A Spark of our own for one job, quiet, on a Java that was found for it.
+"""A Spark session for one job, without output, on a Java that this module finds.
 
-Spark's Java process inherits standard output and error when it is started; to keep its remarks off
-the terminal both are a file in that moment.
+Spark's Java process inherits standard output and error when it starts; both are redirected to a
+file at that moment, to keep its messages off the terminal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOCAL_DEFAULTS = {
 
 
 def require_spark() -> None:
-    """Raise ConfigurationError, saying what to install, where Spark's packages are missing."""
+    """Raise ConfigurationError with the packages to install if Spark's packages are missing."""
     if missing := [name for name in NEEDS if not is_importable(name)]:
         raise ConfigurationError(
             reason=f"Spark is not installed ({', '.join(missing)}): pip install 'koinon[spark]'"
@@ -54,12 +54,12 @@ def spark_session(
 ) -> Iterator[Any]:
     """Yield a SparkSession with the format ``koinon`` registered, and stop it afterwards.
 
-    Without ``verbose``, what Spark and its workers print goes to a file that is deleted at the end.
-    A Spark that already runs in this process is used as it is.
+    Without ``verbose``, output of Spark and its workers goes to a file that is deleted at the end.
+    If Spark already runs in this process, its session is used and left running.
 
     Raises:
         ConfigurationError: Spark's packages are missing, or it does not start.
-        JavaNotFoundError: there is no Java for it.
+        JavaNotFoundError: there is no suitable Java.
     """
     require_spark()
     with _scratch() as scratch, _as_spark_wants_it():
@@ -101,8 +101,8 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 @contextlib.contextmanager
 def _as_spark_wants_it() -> Iterator[None]:
-    """Python workers are this Python, find our packages, and import nothing from the working
-    directory; Java's change of JAVA_HOME ends.
+    """A context for Spark's environment: workers run this Python, find our packages, and import
+    nothing from the working directory. At its end JAVA_HOME is restored.
     """
     names = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", SAFE_PATH)
     before = {name: os.environ.get(name) for name in names}
@@ -122,7 +122,9 @@ def _as_spark_wants_it() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _output_to(log: Path | None) -> Iterator[None]:
-    """Let standard output and error, as processes inherit them, be a file for the moment."""
+    """A context in which standard output and error, as child processes inherit them, go to the
+    file.
+    """
     if log is None:
         yield
         return
@@ -142,8 +144,8 @@ def _output_to(log: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _java_ended_unless_started() -> Iterator[None]:
-    """Kill the Java process that was started in the block if the block raises, as Ctrl-C has it do:
-    PySpark knows of it only once it is connected, and Java ignores Ctrl-C.
+    """Kill the Java process that was started in the block if the block raises, for instance on
+    Ctrl-C: PySpark knows the process only once it is connected, and Java ignores Ctrl-C.
     """
     from pyspark import SparkContext
 

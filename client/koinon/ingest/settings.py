@@ -11,8 +11,8 @@ from koinon.spark.writing.planning import RowPlan, plan_rows
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings, as options of the Spark format ``koinon``. ``value`` None: the whole
-    row, encoded as ``encoding`` says. ``ttl`` is a duration with a unit, such as ``1h``;
+    """The settings of an ingest, as options of the Spark format ``koinon``. ``value`` None: the
+    whole row, encoded by ``encoding``. ``ttl`` is a duration with a unit, such as ``1h``;
     ``bytes_per_second`` is for the whole job, 0 for no limit.
     """
 
@@ -33,29 +33,30 @@ class Settings:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside the key and the value, each once."""
+        """The columns that are read beside key and value, each once."""
         named = (self.order_by, self.ttl_column, self.delete_column)
         return tuple(dict.fromkeys(name for name in named if name))
 
     def write_options(self) -> WriteOptions:
-        """Return the options, checked, as the format takes them.
+        """Return the checked options of the format.
 
         Raises:
-            ConfigurationError: one is wrong; the text names it.
+            ConfigurationError: an option is wrong; the text names it.
         """
         return write_options(self.options(), overwrite=self.mode == "overwrite")
 
     def plan(self, schema: Any) -> RowPlan:
-        """Return what a write does with the columns of this Spark schema.
+        """Return the use of each column of this Spark schema in a write.
 
         Raises:
-            ConfigurationError: an option is wrong, or names no column, or one of a wrong type.
+            ConfigurationError: an option is wrong, or names a missing column, or one of a wrong
+                type.
         """
         fields = [(field["name"], field["type"]) for field in schema.jsonValue()["fields"]]
         return plan_rows(self.write_options(), fields)
 
     def options(self, tasks: int = 1) -> dict[str, str]:
-        """Return the options as Spark takes them, for ``tasks`` that run at once."""
+        """Return the options in Spark's form, for ``tasks`` that run at once."""
         rate = max(1, self.bytes_per_second // tasks) if self.bytes_per_second else None
         named = {
             "coordinators": self.coordinators,

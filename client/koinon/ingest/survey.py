@@ -1,9 +1,9 @@
-"""Foretells the effect of a load on a cluster: one pass over the rows for their sizes,
-one for keys that repeat.
+"""Predicts the effect of a load on a cluster: one pass over the rows for their sizes, one for
+repeated keys.
 
-Sizes are those of keys and values as they would be stored, without what a node adds to a record.
-A row that could not be stored (a null, empty or over-long key, a null or over-long value) is
-counted apart, and nowhere else.
+Sizes are of keys and values as they would be stored, without a node's overhead per record. Rows
+that could not be stored (a null, empty or over-long key, a null or over-long value) are counted
+separately and nowhere else.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ I64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """The spread of a number over the partitions. ``variation`` is the standard deviation over
-    the mean (the coefficient of variation); 0 for nothing.
+    """The spread of a number over the partitions. ``variation`` is the coefficient of variation,
+    the standard deviation over the mean; 0 without data.
     """
 
     mean: float
@@ -49,7 +49,7 @@ class Skew:
 
 
 def skew_of(counts: I64Array, base: int = 0) -> Skew:
-    """Return the skew of one number per partition, from partition ``base`` on."""
+    """Return the skew of ``counts``, one per partition from partition ``base`` on."""
     mean = float(counts.mean())
     return Skew(
         mean=mean,
@@ -62,8 +62,8 @@ def skew_of(counts: I64Array, base: int = 0) -> Skew:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """The share of one node: ``bytes`` over all the copies that it holds, ``rows`` and
-    ``primary_bytes`` of the partitions that it leads.
+    """The share of one node: ``bytes`` of all copies that it holds, ``rows`` and ``primary_bytes``
+    of the partitions that it leads.
     """
 
     node_id: str
@@ -75,7 +75,7 @@ class NodeShare:
 
 @dataclass(frozen=True, kw_only=True)
 class HeavyKey:
-    """A key that weighs: by how often it comes, and by the bytes of all its rows."""
+    """A key with many rows or many bytes."""
 
     key: bytes
     rows: int
@@ -84,8 +84,8 @@ class HeavyKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The result. ``rows`` and ``bytes`` are one number per partition of the keyspace, which begin
-    with partition ``base``; ``bad_rows`` could not be stored; ``duplicate_rows`` are those beyond
+    """The result. ``rows`` and ``bytes`` have one number per partition of the keyspace, from
+    partition ``base`` on; ``bad_rows`` could not be stored; ``duplicate_rows`` counts rows beyond
     the first of their key.
     """
 
@@ -99,7 +99,7 @@ class Survey:
 
     @property
     def rows_total(self) -> int:
-        """Every row that was read."""
+        """All rows that were read."""
         return int(self.rows.sum()) + self.bad_rows
 
     @property
@@ -108,9 +108,9 @@ class Survey:
 
 
 def per_node(survey: Survey, table: Table) -> list[NodeShare]:
-    """Return what each node of the table would receive, by node id."""
+    """Return the share that each node of the table would receive, by node id."""
     shares = []
-    ours = table.rows[survey.base : survey.base + len(survey.rows)]  # the keyspace's
+    ours = table.rows[survey.base : survey.base + len(survey.rows)]  # of the keyspace
     for number, node in sorted(table.nodes.items(), key=lambda item: item[1].node_id):
         led = [at for at, row in enumerate(ours) if row.primary == number]
         held = [at for at, row in enumerate(ours) if number in row.replicas]
@@ -127,10 +127,10 @@ def per_node(survey: Survey, table: Table) -> list[NodeShare]:
 
 
 def take(frame: Any, settings: Settings, table: Table) -> Survey:
-    """Go through the rows of a DataFrame as a load would.
+    """Read the rows of a DataFrame as a load would, and return their sizes and repeated keys.
 
     Raises:
-        ConfigurationError: an option names no column, or one of a wrong type.
+        ConfigurationError: an option names a missing column, or one of a wrong type.
         UnknownKeyspaceError: the table has no keyspace of the settings' name.
     """
     from pyspark.sql import functions as f
@@ -163,7 +163,9 @@ def take(frame: Any, settings: Settings, table: Table) -> Survey:
 def _sizing(
     settings: Settings, schema: Any, keyspace: Keyspace
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return what makes batches as ``SIZED`` says of batches of rows, for ``mapInArrow``."""
+    """Return a function for ``mapInArrow`` that turns batches of rows into batches with the columns
+    of ``SIZED``.
+    """
     from koinon.spark.writing.rows import lifetimes_of, limits_of
 
     plan, options = settings.plan(schema), settings.write_options()

@@ -1,7 +1,7 @@
 """CSV, TSV and JSON lines as record batches of keys and values, as ``load`` reads them.
 
-A batch has the key, the value, the columns that options name beside them, and, where malformed rows
-are to be kept, ``MALFORMED``: the place and the text of a row that cannot be read, null for others.
+A batch has the key, the value, and the other columns that options name. If malformed rows are kept,
+it also has ``MALFORMED``: the place and the text of a malformed row, null for the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TEXT_KINDS: Final = ("csv", "tsv", "jsonl")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextReader:
-    """Reads pieces of text files in a task. ``names``: of the key, the value and the cells beside;
-    ``types``: those of the cells beside, by their names, as Spark's schema writes them; others are
-    strings. ``zone``: of timestamps that name none. ``keep``: malformed rows are kept, rather than
-    that the first one fails the task.
+    """Reads pieces of text files in a task. ``names``: of the key, the value and the other columns;
+    ``types``: of the other columns, by name, as Spark's schema writes them; columns that are
+    missing here are strings. ``zone``: for timestamps without a time zone. ``keep``: True keeps
+    malformed rows; False lets the first one fail the task.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class TextReader:
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """The columns of the batches, and their types."""
+        """The columns of the batches, with their types."""
         named = [(name, self.types.get(name, "string")) for name in self.names]
         return [*named, (MALFORMED, "string")] if self.keep else named
 
@@ -54,7 +54,7 @@ class TextReader:
             yield batch.select(list(names))
 
     def batches_of_lines(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the rows of record batches of lines of JSON."""
+        """Yield the rows of record batches of JSON lines."""
         maker = _BatchMaker(self, None)
         for batch in batches:
             for line in batch.column(0).cast("binary").to_pylist():
@@ -65,10 +65,10 @@ class TextReader:
 
 
 class _BatchMaker:
-    """Makes record batches of rows."""
+    """Builds record batches from rows."""
 
     def __init__(self, reader: TextReader, piece: Piece | None) -> None:
-        """``piece``: where the rows are from; None: nobody knows."""
+        """``piece``: the part of the file that the rows come from; None: unknown."""
         self.row = 0
         self.line = 0
         self._reader = reader
@@ -103,13 +103,13 @@ class _BatchMaker:
         """Return the record batch of the rows since the last call.
 
         Raises:
-            InvalidArgumentError: one is malformed, and none is to be kept.
+            InvalidArgumentError: a row is malformed, and malformed rows are not kept.
         """
         import pyarrow as pa
 
-        told = [self._told(*bad) for bad in self._bad if self._reader.keep]
+        told = [self._described(*bad) for bad in self._bad if self._reader.keep]
         if self._bad and not told:
-            place = self._told(*self._bad[0])[:ROW_CHARS_MAX]
+            place = self._described(*self._bad[0])[:ROW_CHARS_MAX]
             raise InvalidArgumentError(
                 field="a malformed row", reason=f"{place}; --bad-records DIR keeps such rows apart"
             )
@@ -126,8 +126,8 @@ class _BatchMaker:
             made.append(pa.array([*[None] * len(rows), *told], pa.string()))
         return pa.RecordBatch.from_arrays(made, names=list(names))
 
-    def _told(self, row: int, line: int, reason: str, text: bytes) -> str:
-        """Return the place of a malformed row, its fault, and the row."""
+    def _described(self, row: int, line: int, reason: str, text: bytes) -> str:
+        """Return the place, the fault and the text of a malformed row."""
         place = ""
         if self._piece is not None:
             if self._reader.kind in DELIMITERS:
@@ -138,8 +138,8 @@ class _BatchMaker:
         return f"{place}{reason}: {text.strip().decode(errors='backslashreplace')}"
 
     def _find(self, row: int) -> tuple[int, bytes]:
-        """Return the line of a row of CSV, and what is in it. Rows are asked for in their order:
-        the piece is read once more.
+        """Return the line number and the text of a CSV row, by reading the piece once more. Rows
+        must be requested in ascending order.
         """
         assert self._piece is not None
         if self._places is None:
@@ -160,12 +160,12 @@ class _BatchMaker:
 
 
 def fitting(column: Any, zone: str) -> list[str]:
-    """Return the types that all cells of a column of strings fit, the plainest first."""
+    """Return the types that all cells of a string column fit, the simplest first."""
     found = []
     for kind in TYPES:
         try:
             typed(column, kind, zone)
-        except ValueError:  # Arrow's
+        except ValueError:  # Arrow's types
             continue
         found.append(kind)
     return found
@@ -175,10 +175,10 @@ TYPES: Final = ("long", "double", "boolean", "date", "timestamp")
 
 
 def typed(column: Any, kind: str, zone: str) -> Any:
-    """Return a column of strings as one of this type; null where a cell is empty.
+    """Convert a column of strings to this type; empty cells become null.
 
     Raises:
-        ValueError: a cell is none of this type (Arrow's error).
+        ValueError: a cell does not fit the type (Arrow's error).
     """
     import pyarrow as pa
     import pyarrow.compute as pc

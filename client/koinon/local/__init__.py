@@ -12,6 +12,6 @@ __all__ = ["LocalCluster"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LocalCluster":  # every command looks for a local cluster; few start one
+    if name == "LocalCluster":  # every command looks for a local cluster, but few start one
         return import_module("koinon.local.local_cluster").LocalCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""The memory of a local cluster in its data directory: members, addresses, processes.
+"""The files of a local cluster in its data directory: members, addresses, processes, and a lock.
 
-``cluster.json`` is written whole and renamed into place, so a crash leaves the old or the new one.
-Members and addresses are chosen once; until a cluster is closed, no other on this host chooses the
-ports that it chose. ``cluster.lock`` is held by the program that changes or runs the cluster.
+``cluster.json`` is written whole and renamed into place, so a crash leaves the old or the new
+version. Members and addresses are chosen once; until a cluster is closed, no other local cluster of
+this host chooses its ports. The program that changes or runs the cluster holds ``cluster.lock``.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from koinon_proto.process import private_files
 FORMAT = 1
 HOST = "127.0.0.1"
 FREE_PORTS = range(10_000, 30_000)
-"""The range of ports that members get: below the one that the system gives to outgoing connections,
-so that a stopped member's port is still free when it starts again."""
+"""The range of members' ports: below the system's range for outgoing connections, so that a stopped
+member's port is still free when it starts again.
+"""
 PORT_ATTEMPTS = 1000
 
 
 @dataclass(kw_only=True, eq=False)
 class LocalClusterError(KoinonError):
-    """A local cluster cannot do what was asked; ``reason`` says why and what to do."""
+    """A local cluster cannot carry out a request; ``reason`` says why and what to do."""
 
     reason: str
 
 
 @dataclass(kw_only=True, eq=False)
 class ClusterStoppedError(LocalClusterError):
-    """A command is for a local cluster that does not run."""
+    """A command needs a local cluster that does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One member's place. ``joins``: a coordinator that was added to an existing group. ``rack``
-    and ``weight`` are a node's; '' and None: as nodes choose. ``metrics`` is where its process
-    serves metrics, ``redis`` where a node speaks the Redis protocol; '': nowhere.
-    ``redis_keyspaces``: the same of other keyspaces than ``default``, by their names.
+    """One member's settings. ``joins``: a coordinator that was added to an existing group. ``rack``
+    and ``weight`` are a node's; '' and None: the node's default. ``metrics``: the address at which
+    its process serves metrics; ``redis``: a node's address for the Redis protocol; '': none.
+    ``redis_keyspaces``: such addresses for keyspaces other than ``default``, by name.
     """
 
     kind: str  # "coordinator" | "node"
@@ -64,22 +65,22 @@ class Member:
 
     @property
     def addresses(self) -> list[str]:
-        """All at which it listens."""
+        """All addresses at which it listens."""
         own = (self.address, self.metrics, self.redis, *self.redis_keyspaces.values())
         return [address for address in own if address]
 
 
 @dataclass(kw_only=True)
 class ClusterFile:
-    """The content of ``cluster.json``. ``left`` are nodes that an operator has removed from the
-    cluster: their names are not given again, since the cluster takes no node of these ids.
-    ``redis_keyspaces`` are those for which each node has a port for clients of Redis.
-    ``tls_bundle`` is the identity file by which to connect, in the data directory; '': plain.
-    ``cluster_id`` is what the cluster calls itself; '': it was never ready yet.
+    """The content of ``cluster.json``. ``left``: nodes that an operator has removed from the
+    cluster; their names are not used again, since the cluster accepts no node with these ids.
+    ``redis_keyspaces``: the keyspaces for which each node has a port for Redis clients.
+    ``tls_bundle``: the identity file for connecting, in the data directory; '': no TLS.
+    ``cluster_id``: the id that the cluster reports; '': it has never been ready yet.
 
-    ``directory`` and ``directory_id`` are the data directory's path and what the file system calls
-    it. A copy of the directory has another id, and the processes that it names are the original's.
-    So ``load`` leaves them out there, and ``copied_from`` is the original's path.
+    ``directory`` and ``directory_id`` are the data directory's path and its identity in the file
+    system. A copy of the directory has another identity, and the recorded processes belong to the
+    original. So ``load`` drops them in a copy, and sets ``copied_from`` to the original's path.
     """
 
     members: dict[str, Member]
@@ -101,7 +102,7 @@ class ClusterFile:
 
     @property
     def partitioner(self) -> str:
-        """The cluster's partitioner, as its coordinators were told when it was made."""
+        """The cluster's partitioner, as given to its coordinators when it was created."""
         flags = self.coordinator_flags
         if "--partitioner" not in flags:
             return "murmur2"
@@ -131,7 +132,7 @@ def save(data_dir: Path, content: ClusterFile) -> None:
 
 
 def load(data_dir: Path) -> ClusterFile | None:
-    """Return what the directory remembers, or None if no cluster was ever made in it.
+    """Return the cluster file of the directory, or None if no cluster was ever made in it.
 
     Raises:
         DataDirectoryError: the file is damaged, foreign, or of another format.
@@ -154,13 +155,14 @@ def load(data_dir: Path) -> ClusterFile | None:
         raise DataDirectoryError(path=str(path), reason=f"not a cluster file: {error}") from error
     if found.directory_id != _directory_id(data_dir):
         found.processes, found.owner, found.detached = {}, None, False
-        if cluster_file_path(Path(found.directory)).exists():  # else it was moved, or restored
+        # if it does not, the directory was moved or restored
+        if cluster_file_path(Path(found.directory)).exists():
             found.copied_from = found.directory
     return found
 
 
 def _directory_id(data_dir: Path) -> str:
-    """Return the directory's device and inode, which are the same by every path to it."""
+    """Return the directory's device and inode, which do not depend on the path to it."""
     found = data_dir.stat()
     return f"{found.st_dev}:{found.st_ino}"
 
@@ -196,15 +198,17 @@ class DirectoryLock:
 
 
 class PortClaims:
-    """Ports chosen for members that do not listen yet, which no other cluster of this host chooses
-    meanwhile. A claim is a name among Linux's abstract Unix sockets: it ends with the process.
+    """Reserves ports for members that do not listen yet, against other local clusters of this host.
+    A claim is a name among Linux's abstract Unix sockets, and ends with the process.
     """
 
     def __init__(self) -> None:
         self._sockets: dict[int, socket.socket] = {}
 
     def claim(self, port: int) -> bool:
-        """Return whether no other cluster claims the port; then claim it, where the system can."""
+        """Claim the port if the system supports it; return False if another local cluster has
+        claimed it.
+        """
         if port in self._sockets:
             return True
         try:
@@ -220,7 +224,7 @@ class PortClaims:
         return True
 
     def release(self, ports: Iterable[int] | None = None) -> None:
-        """Give back these ports, or all."""
+        """Release these ports, or all."""
         for port in list(self._sockets) if ports is None else ports:
             if port in self._sockets:
                 self._sockets.pop(port).close()
@@ -229,7 +233,7 @@ class PortClaims:
 def choose_addresses(
     count: int, first_port: int, taken: Collection[str] = (), claims: PortClaims | None = None
 ) -> list[str]:
-    """Return ``count`` free local addresses, none of them in ``taken`` or claimed: from
+    """Return ``count`` free local addresses that are neither in ``taken`` nor claimed: from
     ``first_port`` up if those ports are free, else (or with ``first_port`` 0) anywhere in
     ``FREE_PORTS``. They are added to ``claims``.
     """

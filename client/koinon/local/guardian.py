@@ -1,13 +1,14 @@
 """Ends a local cluster's processes when the program that started them is gone.
 
-Run as a script of its own (``python -I -S guardian.py``), so it starts in milliseconds and imports
-nothing of Koinon. Its standard input is a pipe from the owner; when that closes, for whatever
-reason (an orderly end, an exception, ``kill -9``), everything still on the list is ended. Lines:
+It runs as a script of its own (``python -I -S guardian.py``), so it starts in milliseconds and
+imports nothing of Koinon. Its standard input is a pipe from the owner; when that closes, for
+whatever reason (a normal end, an exception, ``kill -9``), it ends every process still on its list.
+Lines:
 
 ``watch PID STARTED``   end this process if the owner dies; STARTED is the start time of its
                         identity, so that a reused pid is never signalled
-``forget PID``          it has been ended and reaped
-``remove DIRECTORY``    delete this directory afterwards (the temporary data of a test cluster)
+``forget PID``          the process has been ended and reaped
+``remove DIRECTORY``    delete this directory at the end (the temporary data of a test cluster)
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def start_time(pid: int) -> str:
 
 
 def end(pid: int, started: str) -> None:
-    """Kill the process if it is still the one that was watched."""
+    """Kill the process if it is still the watched one."""
     if start_time(pid) == started:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def remove(directory: str) -> None:
-    """Delete the directory; processes that are just dying may still be writing to it."""
+    """Delete the directory; dying processes may still be writing to it."""
     for _ in range(REMOVE_ATTEMPTS):
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.exists(directory):  # noqa: PTH110

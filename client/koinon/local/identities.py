@@ -1,8 +1,8 @@
-"""The certificates of a local cluster: an authority of its own, an identity for each process, and
-those of its users, in one directory.
+"""The certificates of a local cluster, in one directory: an authority, an identity for each
+process, and its users' identities.
 
-Made when they are first needed, and anew when they are about to expire, were made by another
-authority, or are gone.
+They are made when first needed, and again when they are about to expire, were made by another
+authority, or are missing.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from koinon_proto.security.names import Kind
 
 DIRECTORY = "tls"
 HOSTS = ("127.0.0.1", "localhost")
-"""By which programs other than ours may check the servers."""
+"""Names under which programs other than Koinon's may check the servers."""
 RENEWED_BEFORE = timedelta(days=30)
 _USERS = (Identity(kind=Kind.USER, name=ROOT), Identity(kind=Kind.CLIENT))
 
 
 def root_bundle(data_dir: Path) -> Path:
-    """Return where the identity file of the user is who may do everything."""
+    """Return the path of the identity file of the user who may do everything."""
     return data_dir / DIRECTORY / _USERS[0].file_name
 
 
 def member_bundle(data_dir: Path, kind: str, name: str) -> Path:
-    """Return where the identity file of a coordinator or a node is."""
+    """Return the path of the identity file of a coordinator or a node."""
     return data_dir / DIRECTORY / _member(kind, name).file_name
 
 
 def prepare(data_dir: Path, kind: str, name: str) -> None:
-    """Make what is missing, or not good any more: for this member, and for users.
+    """Make the missing or outdated identity files of this member and of the users.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
         CertificateError: the directory is damaged.
     """
     directory, now = data_dir / DIRECTORY, datetime.now(UTC)

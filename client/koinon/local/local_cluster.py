@@ -40,32 +40,37 @@ if TYPE_CHECKING:
     from koinon.options import Options
 
 STOP_TIMEOUT_S = 8.0
-POLL_SHARE = 4.0  # for so many times longer than a question took, none is asked
+POLL_SHARE = 4.0  # after a request, wait this many times its duration before the next
 STATUS_TIMEOUT_MS = 1000
 
 
 class LocalCluster:
     """A local cluster; as a context manager it is ready inside the block and stopped after it.
 
-    ``data_dir`` None makes a temporary directory that goes with the cluster; one that is given is
-    kept, and starting on it again brings back the same members, addresses and data. Members are
-    named ``c1, c2, …`` (coordinators) and ``n1, n2, …`` (nodes). ``nodes`` and ``coordinators``
-    default to 3, or to what the directory remembers; more nodes than it remembers are added.
-    ``replication_factor`` is how many copies of each partition a new cluster begins with (None: as
-    the coordinators choose, three where there are three nodes); ``partitioner`` is how it hashes
-    keys for ever (None: murmur2, or as remembered; clients of Redis Cluster need crc16), ``router``
-    what of a key is hashed (as ``koinon_proto.routers`` says: ``until:2f``; None: the whole key, or
-    as remembered); ``racks`` are given to the first nodes in turn. Ports are free, or count up from
-    the two that are given where those are free. ``metrics`` True has every member's process serve
-    metrics at an address of its own (``metrics_address``), 2000 above its port where that is free,
-    False none, from their next start on; None: as the directory remembers, in a new one none.
-    ``tls`` True has the cluster make certificates and take only who shows one, False lets everybody
-    in who reaches its addresses; None: as the directory remembers, in a new one False.
-    ``tls_bundle`` is the identity file of the user who may do everything. Nodes speak the Redis
-    protocol at addresses of their own (``redis_address``), 1000 below; ``redis_keyspaces`` are
-    further keyspaces in which they do, from their next start on. The flags are further arguments
-    of ``koinon coordinator`` and ``koinon node``. Flags and racks of a cluster that is there are
-    kept: other ones are refused.
+    ``data_dir`` None makes a temporary directory that is deleted with the cluster; a given
+    directory is kept, and starting on it again brings back the same members, addresses and data.
+    Members are named ``c1, c2, …`` (coordinators) and ``n1, n2, …`` (nodes). ``nodes`` and
+    ``coordinators`` default to 3, or to the directory's numbers; if more nodes are given, they are
+    added.
+
+    ``replication_factor`` is a new cluster's number of copies of each partition (None: the
+    coordinators' default, three if there are three nodes). ``partitioner`` is its hash of keys, for
+    ever (None: murmur2, or the directory's; clients of Redis Cluster need crc16); ``router``
+    selects the bytes of a key that are hashed (see ``koinon_proto.routers``: ``until:2f``; None:
+    the whole key, or the directory's). ``racks`` are given to the first nodes in turn. Ports are
+    free ones, or count up from the two given ports if those are free.
+
+    With ``metrics`` True every member's process serves metrics at an address of its own
+    (``metrics_address``), 2000 above its port if that is free; with False none does; both apply
+    from the next start. None: as the directory says; none in a new one. With ``tls`` True the
+    cluster makes certificates and accepts only callers with one; with False it accepts everybody
+    who reaches its addresses; None: as the directory says; False in a new one. ``tls_bundle`` is
+    the identity file of the user who may do everything.
+
+    Nodes serve the Redis protocol at addresses of their own (``redis_address``), 1000 below;
+    ``redis_keyspaces`` are further keyspaces that they serve so, from their next start on. The
+    flags are further arguments of ``koinon coordinator`` and ``koinon node``. An existing cluster
+    keeps its flags and racks; different ones are refused.
     """
 
     def __init__(
@@ -96,10 +101,11 @@ class LocalCluster:
         self._node_port = node_port  # of the first node; 0: any
         self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)  # None once closed
         self._started = False
-        # New nodes make up for those that have left, up to this number; 0: none was asked for.
+        # New nodes replace removed ones up to this number; 0: no number was given.
         self._nodes_asked = nodes or 0
-        self._fresh: dict[str, int] = {}  # what ``start`` started: node epochs before; 0 elsewhere
-        self._admin: Admin | None = None  # made when the status is first asked for
+        # members of the last ``start``, with their node epochs before it; 0 for coordinators
+        self._fresh: dict[str, int] = {}
+        self._admin: Admin | None = None  # made when the status is first requested
         self._claims = PortClaims()
         wanted = members.Wanted(
             nodes=nodes,
@@ -128,7 +134,7 @@ class LocalCluster:
 
     @classmethod
     def attach(cls, data_dir: str | os.PathLike[str]) -> LocalCluster:
-        """Return the detached cluster that runs on ``data_dir``, with all its handles.
+        """Return the detached cluster that runs on ``data_dir``.
 
         Raises:
             LocalClusterError: no detached cluster runs there.
@@ -164,11 +170,11 @@ class LocalCluster:
         self._fresh = self._epochs_before(started)
         for name in started:
             self._processes.spawn(name)
-        self._processes.save()  # what was asked for counts at the next start, too
+        self._processes.save()  # the requested settings are kept for the next start, too
         return started
 
     def undo_start(self) -> None:
-        """Stop what the last ``start`` started, and only that."""
+        """Stop only the members that the last ``start`` started."""
         if self._fresh and set(self._fresh) >= self._processes.alive():
             self.stop()
             return
@@ -181,7 +187,9 @@ class LocalCluster:
         self._processes.stop(timeout_s)
 
     def close(self) -> None:
-        """Stop (unless detached), let go of the directory, and remove it if it is temporary."""
+        """Stop (unless detached), release the directory's lock, and delete the directory if it is
+        temporary.
+        """
         if self._lock is None:
             return
         try:
@@ -215,7 +223,7 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what it is -----------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------
 
     @property
     def coordinators(self) -> str:
@@ -245,7 +253,7 @@ class LocalCluster:
         return self._member(name).address
 
     def redis_address(self, name: str, keyspace: str = DEFAULT) -> str:
-        """Return the address at which the node speaks the Redis protocol, or ''."""
+        """Return the node's address for the Redis protocol, or ''."""
         member = self._member(name)
         return member.redis if keyspace == DEFAULT else member.redis_keyspaces.get(keyspace, "")
 
@@ -256,12 +264,12 @@ class LocalCluster:
 
     @property
     def waiting_for_restart(self) -> list[str]:
-        """The running members that get metrics and Redis ports, as asked, at their next start."""
+        """The running members that get their new metrics or Redis ports only at the next start."""
         alive = self._processes.alive()
         return [n for n in self.names if n in alive and members.lacks_addresses(self._file, n)]
 
     def metrics_address(self, name: str) -> str:
-        """Return the address at which the member's process serves ``/metrics``; '': it does not."""
+        """Return the address at which the member's process serves ``/metrics``; '': none."""
         return self._member(name).metrics
 
     def pid(self, name: str) -> int | None:
@@ -292,18 +300,18 @@ class LocalCluster:
         return connect(self.coordinators, **options)
 
     def admin(self, *, timeout_ms: int = 5000) -> Admin:
-        """Connect for an operator's calls, as ``client`` does. Coordinators of another cluster that
-        have come to these addresses are refused.
+        """Connect for operators' calls, as ``client`` does. If coordinators of another cluster now
+        have these addresses, calls fail.
         """
         return self._admin_at(self.coordinators, timeout_ms)
 
     def status(self) -> ClusterStatus:
-        """The cluster's status by its leader, or by the best informed coordinator. Asks those whose
-        processes are this cluster's, and no other that may answer at their addresses.
+        """Return the cluster's status from its leader, or from the best informed coordinator. Only
+        coordinators whose processes belong to this cluster are asked.
 
         Raises:
             UnavailableError: no coordinator serves, or none answers.
-            WrongClusterError: they say that they are another cluster than they were before.
+            WrongClusterError: they belong to another cluster than before.
         """
         serving = self._processes.serving()
         addresses = [self.address(name) for name in self.coordinator_names if name in serving]
@@ -324,7 +332,7 @@ class LocalCluster:
         )
 
     def leader(self) -> str | None:
-        """The name of the coordinator that leads, or None at the moment."""
+        """The name of the leading coordinator; None if there is none at the moment."""
         try:
             status = self.status()
         except UnavailableError:
@@ -339,8 +347,8 @@ class LocalCluster:
         """Wait until the status meets the condition, and return it.
 
         Raises:
-            LocalClusterError: it did not inside ``timeout_s`` (names ``what`` was waited for), or
-                a member's process died by itself meanwhile (shows the end of its log).
+            LocalClusterError: ``timeout_s`` is over (the error contains ``what``), or a member's
+                process ended by itself (the error shows the end of its log).
         """
         deadline = time.monotonic() + timeout_s
         last = "no coordinator answers"
@@ -352,16 +360,16 @@ class LocalCluster:
                 if condition(status):
                     return status
                 last = readiness.described(status)
-            # A large table takes its time to send: waiting must not be what the leader works for.
+            # A large table takes time to send: polling must not become the leader's main work.
             time.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - asked_at)))
         raise LocalClusterError(reason=f"not within {timeout_s:g} s: {what} ({last})")
 
     def wait_ready(self, timeout_s: float = 30.0) -> ClusterStatus:
-        """Wait until every running node is active and every partition is served, and every running
-        member's own process says that it serves. A table from before ``start`` does not count: what
-        it started must have registered since. Members that an operator has removed from the cluster
-        are members no more; after ``start`` new nodes take their places, up to the number of nodes
-        that was asked for.
+        """Wait until every running node is active, every partition is served, and every running
+        member's own process reports that it serves. A table from before ``start`` does not count:
+        the started nodes must have registered since. Members that an operator has removed from the
+        cluster do not count; after ``start`` new nodes replace them, up to the requested number of
+        nodes.
 
         Raises:
             LocalClusterError: a process died (with the tail of its log), or time ran out.
@@ -386,7 +394,7 @@ class LocalCluster:
     # --- one member -----------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
-        """End the member's process by SIGKILL, as a crash would, and wait until it is gone."""
+        """Kill the member's process with SIGKILL, as a crash would, and wait until it is gone."""
         self._processes.kill(name)
         self._fresh.pop(name, None)
 
@@ -395,22 +403,24 @@ class LocalCluster:
         self._processes[name].signal(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Let a frozen process go on (SIGCONT)."""
+        """Resume a frozen process (SIGCONT)."""
         self._processes[name].signal(signal.SIGCONT)
 
     def terminate(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop the member cleanly (SIGTERM), by force after ``timeout_s``."""
+        """Stop the member with SIGTERM, and with SIGKILL after ``timeout_s``."""
         self._processes.terminate(name, timeout_s)
         self._fresh.pop(name, None)
 
     def restart(self, name: str) -> None:
-        """Start the member again, after a clean stop if it runs. Does not wait for readiness."""
+        """Stop the member with SIGTERM if it runs, and start it again. Does not wait for
+        readiness.
+        """
         if self._processes[name].alive:
             self.terminate(name)
         self._processes.spawn(name)
 
     def add_node(self, *, rack: str = "", weight: int | None = None) -> str:
-        """Start one more node; return its name. It holds nothing before a rebalance."""
+        """Start one more node; return its name. It holds no data before a rebalance."""
         name = self._new_member("node", rack=rack, weight=weight)
         self._processes.spawn(name)
         return name
@@ -432,7 +442,7 @@ class LocalCluster:
         self._processes.spawn(name)
         return name
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _member(self, name: str) -> Member:
         if name not in self._file.members:
@@ -456,10 +466,10 @@ class LocalCluster:
         return name
 
     def _choose_security(self, tls: bool | None) -> None:
-        """Remember whether the cluster uses TLS.
+        """Record whether the cluster uses TLS.
 
         Raises:
-            LocalClusterError: it runs, and would have to be stopped for that.
+            LocalClusterError: the cluster runs, and would have to be stopped for the change.
         """
         if tls is None or tls == bool(self._file.tls_bundle):
             return
@@ -468,7 +478,7 @@ class LocalCluster:
                 reason=f"the cluster on {self.data_dir} runs {'without' if tls else 'with'} TLS: "
                 f"stop it first (koinon down --data {shlex.quote(str(self.data_dir))})"
             )
-        from koinon.local.identities import root_bundle  # it needs what takes long to import
+        from koinon.local.identities import root_bundle  # a slow import
 
         bundle = root_bundle(self.data_dir).relative_to(self.data_dir)
         self._file.tls_bundle = str(bundle) if tls else ""
@@ -477,8 +487,8 @@ class LocalCluster:
         return dialing(self.tls_bundle) if self.tls_bundle else PLAIN
 
     def _choose_addresses(self, metrics: bool) -> None:
-        """Give every member that does not run the addresses that it is to have beside its own, and
-        keep other clusters from choosing any of them before it listens there.
+        """Give every stopped member its further addresses, and claim them against other local
+        clusters until it listens there.
         """
         self._file.metrics = metrics
         for name, member in self._file.members.items():
@@ -489,8 +499,8 @@ class LocalCluster:
                 self._processes.prepare(name)
 
     def _end_leftovers(self) -> None:
-        """End what a foreground cluster left behind: we hold the lock, so no other program runs it.
-        (Its guardian is doing the same.)
+        """End the processes that a foreground cluster left behind: this program holds the lock, so
+        no other program runs the cluster. (Its guardian does the same.)
 
         Raises:
             LocalClusterError: a detached cluster runs here.
@@ -505,8 +515,8 @@ class LocalCluster:
         self._processes.kill_all()
 
     def _epochs_before(self, started: list[str]) -> dict[str, int]:
-        """The node epochs of the members about to start: 0 for coordinators, and where no leader
-        knows better (then it is a new leader, whose sessions are all new).
+        """Return the node epochs of the members that are about to start: 0 for coordinators, and if
+        there is no leader to ask (a later leader then has only new sessions).
         """
         known: dict[str, int] = {}
         if any(self._processes[name].alive for name in self.coordinator_names):
@@ -524,7 +534,7 @@ class LocalCluster:
         return readiness.is_ready(status, waited_for, self._fresh)
 
     def _left(self, status: ClusterStatus) -> list[str]:
-        """The nodes that an operator has removed from the cluster."""
+        """Return the nodes that an operator has removed from the cluster."""
         gone = readiness.left(status)
         return [name for name in self.node_names if name in gone]
 

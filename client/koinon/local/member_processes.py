@@ -1,7 +1,7 @@
 """The processes of a local cluster's members: started, watched and ended by name.
 
-What ``cluster.json`` remembers of them is kept up to date here. A member counts as serving by the
-word of its own process, never because something answers at its address: that may be a process of
+This module keeps ``cluster.json``'s record of them up to date. A member counts as serving only when
+its own process reports it, never because some process answers at its address: that may belong to
 another cluster, such as one on a copy of the data directory.
 """
 
@@ -27,14 +27,14 @@ from koinon.local.processes import (
 from koinon.local.servers import environment
 
 KILL_TIMEOUT_S = 5.0
-PORTS_FREE_TIMEOUT_S = 2.0  # the kernel may still be closing what a killed process had open
+PORTS_FREE_TIMEOUT_S = 2.0  # the kernel may still be closing a killed process's files
 POLL_S = 0.05
 TAKEN_SHOWN = 3  # addresses in an error
 
 
 class MemberProcesses:
-    """The process of each member, whether it runs or not. ``guardian`` ends them with this program;
-    None: they outlive it, or none was started yet.
+    """The process of each member, running or not. ``guardian`` ends them with this program; None:
+    they outlive it, or none was started yet.
     """
 
     def __init__(self, data_dir: Path, file: ClusterFile, claims: PortClaims) -> None:
@@ -60,11 +60,11 @@ class MemberProcesses:
         return {process.name for process in self if process.alive}
 
     def serving(self) -> set[str]:
-        """Return the names of the members whose own processes say that they serve."""
+        """Return the names of the members whose own processes report that they serve."""
         return {process.name for process in self if process.serves}
 
     def prepare(self, name: str) -> None:
-        """Take over how the member is to be started from now on."""
+        """Recompute the member's command line for the next start."""
         argv = members.command_line(self._file, name, self._data_dir)
         log_path = members.log_path(self._data_dir, name)
         identity = self._file.processes.get(name)
@@ -73,7 +73,7 @@ class MemberProcesses:
     def spawn(self, name: str) -> None:
         """Start the member's process."""
         if self._file.tls_bundle:
-            from koinon.local.identities import prepare  # it needs what takes long to import
+            from koinon.local.identities import prepare  # a slow import
 
             prepare(self._data_dir, self._file.members[name].kind, name)
         self.prepare(name)
@@ -86,10 +86,10 @@ class MemberProcesses:
         self.save()
 
     def require_ports(self, names: Collection[str]) -> None:
-        """Keep the addresses of members that are about to start from other local clusters.
+        """Claim the addresses of members that are about to start, against other local clusters.
 
         Raises:
-            LocalClusterError: another program has one, or is about to listen there.
+            LocalClusterError: another program uses one of them, or is about to listen there.
         """
         wanted = [
             (name, address) for name in names for address in self._file.members[name].addresses
@@ -121,7 +121,7 @@ class MemberProcesses:
         )
 
     def kill(self, name: str) -> None:
-        """End the member's process by SIGKILL, as a crash would, and wait until it is gone."""
+        """Kill the member's process with SIGKILL, as a crash would, and wait until it is gone."""
         process = self[name]
         process.signal(signal.SIGKILL)
         if wait_stopped([process], KILL_TIMEOUT_S):
@@ -130,7 +130,7 @@ class MemberProcesses:
         self.save()
 
     def terminate(self, name: str, timeout_s: float) -> None:
-        """Stop the member cleanly (SIGTERM), by force after ``timeout_s``."""
+        """Stop the member with SIGTERM, and with SIGKILL after ``timeout_s``."""
         process = self[name]
         process.signal(signal.SIGTERM)
         process.signal(signal.SIGCONT)
@@ -157,19 +157,19 @@ class MemberProcesses:
             raise LocalClusterError(reason=f"{left[0].name} does not end, even by SIGKILL")
 
     def kill_all(self) -> None:
-        """End what runs, and remember nothing of it: another program has started it."""
+        """Kill all running processes and clear their records: another program has started them."""
         running = [process for process in self if process.alive]
         for process in running:
             process.signal(signal.SIGKILL)
         wait_stopped(running, KILL_TIMEOUT_S)
 
     def remove(self, name: str) -> None:
-        """Forget a member whose process has ended."""
+        """Remove the record of a member whose process has ended."""
         del self._by_name[name]
 
     def died(self, fresh: Collection[str]) -> list[ManagedProcess]:
-        """Return the processes that have ended by themselves, ``fresh`` ones among them of which
-        not even the start succeeded.
+        """Return the processes that have ended by themselves, and those of ``fresh`` that did not
+        even start.
         """
         expected = {*self._file.processes, *fresh}
         return [process for process in self if process.name in expected and not process.alive]
@@ -178,7 +178,7 @@ class MemberProcesses:
         return {process.name: process.state for process in self}
 
     def release(self) -> None:
-        """Let the processes live on when this program ends."""
+        """Let the processes continue when this program ends."""
         for process in self:
             process.release()
 

@@ -1,5 +1,5 @@
-"""The members of a local cluster: which there are at first, their addresses, and how their
-processes are started.
+"""The members of a local cluster: the initial set, their addresses, and the command lines of their
+processes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _KEYSPACES_APART = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The arguments of ``LocalCluster`` about its members. None, or nothing: as the directory
-    remembers it, and for a new cluster as it is by default.
+    """The arguments of ``LocalCluster`` about its members. None or empty: the directory's value, or
+    the default for a new cluster.
     """
 
     nodes: int | None
@@ -48,11 +48,11 @@ class Wanted:
 
 
 def remembered_or_new(data_dir: Path, wanted: Wanted, claims: PortClaims) -> ClusterFile:
-    """Return the cluster of the directory; one that is new is not saved yet.
+    """Return the cluster file of the directory, or a new one that is not saved yet.
 
     Raises:
-        LocalClusterError: the one that is there would have to be changed otherwise than by more
-            nodes, or what is wanted makes no cluster, or too few ports are free.
+        LocalClusterError: the existing cluster would have to change in other ways than by more
+            nodes, or the arguments are no valid cluster, or too few ports are free.
         ConfigurationError: there is no such partitioner or router.
     """
     file = load(data_dir)
@@ -104,15 +104,15 @@ def _first_members(wanted: Wanted, claims: PortClaims) -> dict[str, Member]:
 
 
 def free_address(file: ClusterFile, port: int, claims: PortClaims) -> str:
-    """Return a free address that is no member's: of this port if it is free, else of any."""
+    """Return a free address that no member uses: with this port if it is free, else with any."""
     taken = {address for member in file.members.values() for address in member.addresses}
     return choose_addresses(1, port, taken, claims)[0]
 
 
 def give_addresses(file: ClusterFile, name: str, claims: PortClaims) -> None:
-    """Give the member an address for its metrics, or take it away, as the file says; a node those
-    for the Redis protocol that it lacks. Each is at a distance of its own from the member's port if
-    that one is free.
+    """Set or remove the member's metrics address, as the file says, and set the missing addresses
+    of a node for the Redis protocol. Each is at a fixed distance from the member's port if that
+    port is free.
     """
     member = file.members[name]
     port = port_of(member.address)
@@ -130,21 +130,21 @@ def give_addresses(file: ClusterFile, name: str, claims: PortClaims) -> None:
 
 
 def lacks_addresses(file: ClusterFile, name: str) -> bool:
-    """Return whether ``give_addresses`` would still change the member's."""
+    """Return whether ``give_addresses`` would change the member's addresses."""
     member = file.members[name]
     keyspaces = set(file.redis_keyspaces if member.kind == "node" else ())
     return file.metrics != bool(member.metrics) or not keyspaces <= member.redis_keyspaces.keys()
 
 
 def add_redis_keyspaces(file: ClusterFile, names: Sequence[str]) -> None:
-    """Note that nodes are to have ports for clients of Redis in these keyspaces, too.
+    """Add keyspaces to those for which nodes have ports for Redis clients.
 
     Raises:
-        InvalidArgumentError: one is no name of a keyspace.
+        InvalidArgumentError: a text is no name of a keyspace.
     """
     for name in names:
         check_keyspace_name(name)
-        if name not in (DEFAULT, *file.redis_keyspaces):  # each node has a port for that one
+        if name not in (DEFAULT, *file.redis_keyspaces):  # each node has a port for ``default``
             file.redis_keyspaces.append(name)
 
 
@@ -179,9 +179,9 @@ def _check_counts_and_routing(file: ClusterFile, data_dir: Path, wanted: Wanted)
 
 
 def _check_flags(file: ClusterFile, data_dir: Path, kind: str, given: Sequence[str]) -> None:
-    """Check flags for the servers of a kind against those that the directory remembers."""
+    """Check the given flags of coordinators or nodes against the directory's."""
     kept = file.coordinator_flags if kind == "coordinator" else file.node_flags
-    routed = kept[-2:-1] == ["--partitioner"]  # added for the argument of that name
+    routed = kept[-2:-1] == ["--partitioner"]  # the flag of the argument ``partitioner``
     if given and list(given) not in (kept, kept[:-2] if routed else kept):
         raise LocalClusterError(
             reason=f"the cluster on {data_dir} starts each {kind} with the flags "
@@ -191,7 +191,7 @@ def _check_flags(file: ClusterFile, data_dir: Path, kind: str, given: Sequence[s
 
 
 def _check_racks(file: ClusterFile, data_dir: Path, racks: Sequence[str]) -> None:
-    """Check the racks of the first nodes against those that the directory remembers."""
+    """Check the racks of the first nodes against the directory's."""
     first = {f"n{index + 1}": index for index in range(file.bootstrap_nodes)}
     kept = {name: file.members[name].rack for name in first if name in file.members}
     if racks and kept != {name: racks[first[name] % len(racks)] for name in kept}:
@@ -210,7 +210,7 @@ def _refused(data_dir: Path, what: str, asked: int, have: int) -> LocalClusterEr
 
 
 def _partitioner_asked(partitioner: str | None, router: str | None) -> str | None:
-    """Return the name of the partitioner with this router; None if neither was asked for."""
+    """Return the name of the partitioner with this router; None if neither is given."""
     if partitioner is None and router is None:
         return None
     return canonical_name(partitioner or "murmur2", router or "")
@@ -223,7 +223,7 @@ def coordinators_of(file: ClusterFile) -> str:
 
 def running_coordinators_of(file: ClusterFile) -> str:
     """Return the addresses of the coordinators whose processes run; '' if none does. The address of
-    one that does not run may be another cluster's by now.
+    a stopped coordinator may belong to another cluster by now.
     """
     running = (
         file.members[name].address
@@ -234,12 +234,12 @@ def running_coordinators_of(file: ClusterFile) -> str:
 
 
 def log_path(data_dir: Path, name: str) -> Path:
-    """Return where a member's process logs."""
+    """Return the path of a member's log."""
     return data_dir / "logs" / f"{name}.log"
 
 
 def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
-    """Return how a member's process is started."""
+    """Return the command line of a member's process."""
     member = file.members[name]
     argv = module_command(MODULES[member.kind], "--id", name)
     argv += ["--listen", member.address, "--data", str(data_dir / name)]
@@ -266,6 +266,6 @@ def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
 def _tls_flags(file: ClusterFile, kind: str, name: str, data_dir: Path) -> list[str]:
     if not file.tls_bundle:
         return []
-    from koinon.local.identities import member_bundle  # it needs what takes long to import
+    from koinon.local.identities import member_bundle  # a slow import
 
     return ["--tls-bundle", str(member_bundle(data_dir, kind, name))]

@@ -1,7 +1,7 @@
-"""Processes that may outlive the object which started them: identity, signals, logs.
+"""Processes that may outlive the object that started them: identity, signals, logs.
 
-A pid alone does not name a process: it is reused after a reboot or a wrap-around. A process is
-known here by its pid *and* its start time, and no signal is sent before both have been checked.
+A pid alone does not identify a process: it is reused after a reboot or a wrap-around. Here a
+process is identified by its pid *and* its start time, and both are checked before any signal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from koinon.local import guardian
 from koinon_proto.process import private_files
 
 POLL_S = 0.01
-STOP_POLL_S = 0.05  # of another program, which ends a whole cluster
+STOP_POLL_S = 0.05  # of another program, which stops a whole cluster
 
 
 class ProcessState(Enum):
-    """The state of a process, as far as its keeper is concerned."""
+    """The state of a process, as its owner sees it."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -35,7 +35,7 @@ class ProcessState(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessIdentity:
-    """One process, not merely its number. ``started`` is opaque; it holds the boot as well."""
+    """The identity of one process. ``started`` is opaque; it also identifies the boot."""
 
     pid: int
     started: str
@@ -59,7 +59,7 @@ def _observe(pid: int) -> tuple[str, str] | None:
 
 
 def _observe_by_ps(pid: int) -> tuple[str, str] | None:
-    """The same where there is no /proc."""
+    """Like ``_observe``, where there is no /proc."""
     command = ["ps", "-o", "state=,lstart=", "-p", str(pid)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     state, _, started = answer.stdout.strip().partition(" ")
@@ -73,7 +73,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 
 def state_of(identity: ProcessIdentity | None) -> ProcessState:
-    """Return what exactly this process does now."""
+    """Return the present state of exactly this process."""
     observed = _observe(identity.pid) if identity else None
     if identity is None or observed is None or observed[1] != identity.started:
         return ProcessState.STOPPED
@@ -103,20 +103,20 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
 
 
 class Child(Protocol):
-    """A process that was started here, and is to be reaped."""
+    """A process that was started here and must be reaped."""
 
     pid: int
     returncode: int | None
 
     def poll(self) -> int | None:
-        """Return its exit code, once it has ended."""
+        """Return its exit code if it has ended, else None."""
 
     def let_run(self) -> None:
-        """Begin its program."""
+        """Start its program."""
 
 
 class HeldProcess(subprocess.Popen[bytes]):
-    """A process that waits for ``let_run`` before it begins its program, under the same pid; it
+    """A process that waits for ``let_run`` before it starts its program, under the same pid; it
     ends if this program ends first.
     """
 
@@ -141,12 +141,12 @@ def launch(argv: Sequence[str], log: BinaryIO, environment: Mapping[str, str]) -
 
 
 def pid_path(log_path: Path) -> Path:
-    """Return the file in which the process with that log says that it serves."""
+    """Return the file in which the process with that log reports that it serves."""
     return log_path.with_suffix(".pid")
 
 
 class ManagedProcess:
-    """One process with a name, a command line and a log file; started by us or found running."""
+    """One process with a name, a command line and a log file; started here or found running."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class ManagedProcess:
         self.identity = identity
         self.exit_code: int | None = None
         self._child: Child | None = None  # if started here and not reaped
-        self._log_start = 0  # bytes of the log before this start
+        self._log_start = 0  # size of the log before this start, in bytes
         self._pid_path = pid_path(log_path)
 
     @property
@@ -178,7 +178,7 @@ class ManagedProcess:
 
     @property
     def serves(self) -> bool:
-        """True once exactly this process has said that it listens at all of its addresses."""
+        """True once exactly this process has reported that it listens at all of its addresses."""
         if self.identity is None or not self.alive:
             return False
         try:
@@ -191,12 +191,12 @@ class ManagedProcess:
         environment: Mapping[str, str],
         remember: Callable[[ProcessIdentity], None] = lambda _: None,
     ) -> ProcessIdentity | None:
-        """Start it. Its program begins once ``remember`` has returned: if this program is killed
-        before, no process runs of which nothing is known.
+        """Start the process. Its program begins only after ``remember`` has returned: if this
+        program is killed before, no unrecorded process keeps running.
         """
         self.exit_code = None
         private_files.make_directory(self.log_path.parent)
-        self._pid_path.unlink(missing_ok=True)  # of a process that was killed
+        self._pid_path.unlink(missing_ok=True)  # left by a process that was killed
         with open(self.log_path, "ab", opener=private_files.opener) as log:
             self._log_start = log.tell()
             self._child = launch(self.argv, log, environment)
@@ -207,12 +207,12 @@ class ManagedProcess:
         return self.identity
 
     def signal(self, number: signal.Signals) -> bool:
-        """Signal it; False if it is not running."""
+        """Send a signal; return False if the process is not running."""
         self._reap()
         return self.identity is not None and send_signal(self.identity, number)
 
     def log_tail(self, lines: int = 15) -> str:
-        """Return the last lines that this start of the process has logged."""
+        """Return the last lines of the log since this start of the process."""
         try:
             with self.log_path.open("rb") as log:
                 end = log.seek(0, os.SEEK_END)
@@ -223,7 +223,7 @@ class ManagedProcess:
         return "\n".join(text.splitlines()[-lines:])
 
     def release(self) -> None:
-        """Let it live on when this object goes: it is no longer ours to reap."""
+        """Let the process continue when this object is deleted: it is no longer reaped here."""
         if self._child is not None:
             self._child.returncode = self._child.returncode or 0  # no ResourceWarning at collection
             self._child = None
@@ -235,7 +235,7 @@ class ManagedProcess:
 
 
 def wait_stopped(processes: Iterable[ManagedProcess], timeout_s: float) -> list[ManagedProcess]:
-    """Wait until all have ended; return those that have not within the time."""
+    """Wait until all processes have ended; return those that still run after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     waiting = list(processes)
     while True:
@@ -246,7 +246,7 @@ def wait_stopped(processes: Iterable[ManagedProcess], timeout_s: float) -> list[
 
 
 def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
-    """Ask the program that runs a foreground cluster to end it; return whether it has."""
+    """Ask the program that runs a foreground cluster to stop it; return whether it has ended."""
     send_signal(owner, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -257,7 +257,9 @@ def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
 
 
 class Guardian:
-    """The helper process (guardian.py) that ends the processes it watches when this one is gone."""
+    """The helper process (guardian.py) that ends its watched processes when this program is
+    gone.
+    """
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
@@ -278,7 +280,7 @@ class Guardian:
         self._tell(f"remove {directory}")
 
     def close(self) -> None:
-        """End the guardian; it ends and removes what is still on its list."""
+        """Close the guardian's pipe; it ends its watched processes, and deletes its directories."""
         assert self._popen.stdin is not None
         self._popen.stdin.close()
         self._popen.wait()

@@ -1,4 +1,4 @@
-"""The readiness of a local cluster, as its leader's status tells it. Pure."""
+"""Judges from its leader's status whether a local cluster is ready. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SERVING = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
 def is_ready(status: ClusterStatus, waited_for: Set[str], epochs_before: Mapping[str, int]) -> bool:
-    """Return whether every partition is served and the leader hears all members that are waited
-    for. ``epochs_before`` has the node epochs of members from before they were started: as long as
-    the leader knows no later one, what it says is of the process before.
+    """Return whether every partition is served and the leader has heard from all members in
+    ``waited_for``. ``epochs_before`` has members' node epochs from before their start: until the
+    leader knows a later one, its status is about the former process.
     """
     if not (status.is_leader and status.ready):
         return False
@@ -36,11 +36,11 @@ def left(status: ClusterStatus) -> set[str]:
 
 
 def node_epochs(status: ClusterStatus) -> dict[str, int]:
-    """Return the epoch of every node that is known."""
+    """Return the epoch of every known node."""
     nodes = status.table.nodes.values() if status.table else ()
     return {str(node.node_id): node.node_epoch for node in nodes}
 
 
 def described(status: ClusterStatus) -> str:
-    """Return what is amiss; who leads, where nothing is."""
+    """Return the cluster's problems as text; without problems, its term and leader."""
     return "; ".join(problems(status)) or f"term {status.term}, led by {status.leader_id}"

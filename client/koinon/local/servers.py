@@ -1,4 +1,4 @@
-"""The server programs of a local cluster: what they need, and the environment that they run in."""
+"""The server programs of a local cluster: their required packages and their environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from koinon.local.cluster_files import LocalClusterError
 
 MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
 SERVER_NEEDS = ("typer", "lmdb", "prometheus_client", "uvloop", "grpc_health", "grpc_reflection")
-"""Packages that the servers import beyond the client's; the ``[server]`` extra brings them."""
+"""Packages that the servers need beyond the client's; the ``[server]`` extra installs them."""
 PACKAGES = (*MODULES.values(), "koinon", "koinon_proto")
 
 
 def environment() -> dict[str, str]:
-    """Our own environment, with the way to our packages where they are not installed."""
+    """Return this process's environment, with the path of our packages if they are not
+    installed.
+    """
     roots = [str(Path(p).parent) for m in PACKAGES for p in _search_path(m)]
     roots = [root for root in roots if not root.endswith("-packages")]
     paths = [*roots, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -33,7 +35,7 @@ def _search_path(package: str) -> list[str]:
 
 
 def missing_for_servers() -> list[str]:
-    """The modules that coordinator and node need and that cannot be imported here."""
+    """Return the modules that coordinator and node need and that are missing here."""
     return [name for name in (*MODULES.values(), *SERVER_NEEDS) if not is_importable(name)]
 
 
