@@ -3,9 +3,9 @@
 >>> from koinon import geo
 >>> client.put(geo.cell_key(37.775, -122.418, b"/driver/7", 3), b"free")
 
-A key begins with the 8 bytes, big-endian, of the cell that the place lies in. So with the router
-``first:8``, or ``h3:<res>`` of this resolution or a coarser one, what lies in one cell lies in one
-partition, whatever it is: drivers and riders meet there.
+A key begins with the 8 bytes, big-endian, of the cell that contains the place. With the router
+``first:8``, or ``h3:<res>`` of this resolution or a coarser one, all records of one cell are in one
+partition, whatever their ids: drivers and riders, for instance.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ except ImportError as error:
 
 CELL_BYTES: Final = 8
 FINEST: Final = 15
-"""The finest resolution; its cells have about a square metre, those of 3 some 12,400 km²."""
+"""The finest resolution; its cells have about a square metre, and cells of resolution 3 some 12,400
+km².
+"""
 
 Id = BytesLike | str
 
@@ -39,7 +41,8 @@ def cell_key(lat: float, lng: float, id: Id, resolution: int) -> bytes:  # noqa:
         lng: degrees east, -180 to 180.
 
     Raises:
-        InvalidArgumentError: there is no such place or resolution, or the key would be too long.
+        InvalidArgumentError: the place or the resolution is out of range, or the key would be too
+            long.
     """
     return cell_keys((lat,), (lng,), (id,), resolution)[0]
 
@@ -80,7 +83,7 @@ def cell_keys(
 
 def _degrees(name: str, column: Any, most: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     degrees = np.asarray(column, np.float64)
-    good = np.abs(degrees) <= most  # not so of what is no number
+    good = np.abs(degrees) <= most  # a NaN is out of range, too
     if not good.all():
         row = int(np.flatnonzero(~good)[0])
         raise InvalidArgumentError(

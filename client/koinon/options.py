@@ -1,4 +1,4 @@
-"""The options of ``connect``, and its addresses, by themselves or in a URL."""
+"""The options of ``connect`` and its addresses, given separately or in a URL."""
 
 from __future__ import annotations
 
@@ -25,36 +25,38 @@ class ClientOptions:
     """Settings of one client; checked at construction."""
 
     timeout_ms: int = 5_000
-    """The deadline of every call that names none of its own."""
+    """The default timeout of calls."""
     retry_unknown: bool = False
-    """Repeat unconditional writes whose fate is unknown, instead of raising."""
+    """Repeat unconditional writes of unknown fate instead of raising."""
     max_pending: int = 20_000
-    """Single operations under way or queued at once; beyond, ResourceExhaustedError at once."""
+    """The limit of single operations in flight or queued; further ones raise ResourceExhaustedError
+    at once.
+    """
     batch_rows: int = 2_000
-    """Rows of a ``*_many`` call that go to one node in one request."""
+    """The limit of rows of a ``*_many`` call in one request."""
     batch_bytes: int = 4 * 1024 * 1024
-    """Bytes of keys and values in one request."""
+    """The limit of keys' and values' bytes in one request."""
     batches_in_flight: int = 8
-    """Chunks of one ``*_many`` call under way at once."""
+    """Chunks of one ``*_many`` call in flight at once."""
     singles_in_flight: int = 1
-    """Batches of coalesced single operations under way at once, per node and direction, where they
-    go over gRPC.
+    """Batches of coalesced single operations in flight at once over gRPC, for each node and
+    direction.
     """
     transport: Transport = "auto"
-    """The protocol of single operations: RESP where the node offers that, else gRPC (``"auto"``);
-    or always gRPC. All else goes over gRPC.
+    """The protocol of single operations: RESP if the node offers it, else gRPC (``"auto"``); or
+    always gRPC. All other requests go over gRPC.
     """
 
     keyspace: str = ""
-    """The keyspace of the client's operations; by default ``default``. In a URL its path:
+    """The keyspace of the client's operations; by default ``default``. In a URL it is the path:
     ``koinon://host:port/vip``.
     """
     tls_bundle: str = ""
-    """The identity file by which to connect by TLS; by default the one that the environment names
-    (``KOINON_TLS_BUNDLE``), and without that plain.
+    """The identity file for TLS; by default the one that the environment names
+    (``KOINON_TLS_BUNDLE``); without either the client connects without TLS.
     """
     token_file: str = ""
-    """The file with the token that says who the user is; by default that of the environment
+    """The file with the user's token; by default the one that the environment names
     (``KOINON_TOKEN_FILE``, or a token itself in ``KOINON_TOKEN``).
     """
 
@@ -105,13 +107,13 @@ class Options(TypedDict, total=False):
 
 
 URL_VARIABLE = "KOINON_URL"
-"""Names the cluster of ``connect()`` without addresses."""
+"""The cluster of ``connect()`` without addresses."""
 
 Connect = TypeVar("Connect", bound=Callable[..., object])
 
 
 def with_options(connect: Connect) -> Connect:
-    """Have ``help`` and shells show the options as keywords of ``connect`` and its like."""
+    """Give ``connect`` a signature in which ``help`` and shells show the options as keywords."""
     signature = inspect.signature(connect)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters += [
@@ -125,11 +127,11 @@ def with_options(connect: Connect) -> Connect:
 def parse(
     coordinators: str | Sequence[str] | None, options: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], ClientOptions]:
-    """Return the addresses and the options that ``connect`` was given. Those in a URL come after
-    those beside it.
+    """Parse the arguments of ``connect``; return the addresses and the options. A keyword overrides
+    the same option in a URL.
 
     Raises:
-        ConfigurationError: no address is given, one is not host:port, or an option has no sense.
+        ConfigurationError: no address is given, one is not host:port, or an option is invalid.
         TypeError: an option's name or type is wrong.
     """
     if unknown := options.keys() - _NAMES:
@@ -151,12 +153,12 @@ def parse(
 
 
 def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
-    """Return the addresses and the options of a URL such as
-    ``koinon://host:port,host:port/keyspace?timeout_ms=500``.
+    """Parse a URL such as ``koinon://host:port,host:port/keyspace?timeout_ms=500``; return its
+    addresses and options.
     """
     try:
         parts = urlsplit(url)
-    except ValueError as error:  # of brackets that do not match, for one
+    except ValueError as error:  # for instance brackets that do not match
         raise ConfigurationError(reason=f"URL {_shown(url)!r}: {error}") from None
     if parts.scheme != "koinon" or parts.username is not None or parts.fragment:
         raise ConfigurationError(
@@ -195,13 +197,13 @@ _FLAGS = {"true": True, "false": False, "1": True, "0": False}
 
 
 COORDINATORS = "coordinators"
-"""The parameter of ``connect`` that says where the cluster is; no option in a URL."""
+"""The parameter of ``connect`` for the addresses; it is no option in a URL."""
 _ADDRESS_WORDS = re.compile("addr|host|(?<!ob)server|seed|endpoint|node|url")
-"""Words in the names that other clients give to that parameter."""
+"""Words in the names that other clients use for that parameter."""
 
 
 def _instead(name: str, names: Collection[str]) -> str:
-    """Return what may have been meant by an option that there is not, and which there are."""
+    """Return a hint for an unknown option: the most similar name, or all names."""
     if COORDINATORS in names and _ADDRESS_WORDS.search(name.lower()):
         near = [COORDINATORS]
     else:
@@ -216,17 +218,17 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _shown(url: str) -> str:
-    """Return the URL without what may be a password."""
+    """Return the URL without a possible password."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def parse_addresses(coordinators: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses in ``"host:port,host:port"``, or in a sequence of such.
+    """Parse ``"host:port,host:port"``, or a sequence of such texts, into addresses.
 
     Raises:
-        ConfigurationError: none is given, or one is not host:port.
-        TypeError: one is no str.
+        ConfigurationError: no address is given, or one is not host:port.
+        TypeError: an address is no str.
     """
     parts = coordinators.split(",") if isinstance(coordinators, str) else list(coordinators)
     if not all(isinstance(part, str) for part in parts):

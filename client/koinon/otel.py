@@ -1,11 +1,11 @@
-"""A client's metrics by OpenTelemetry. Needs the ``otel`` extra: ``pip install 'koinon[otel]'``.
+"""A client's metrics in OpenTelemetry. Needs the ``otel`` extra: ``pip install 'koinon[otel]'``.
 
 >>> client = koinon.connect("127.0.0.1:7400", observer=koinon.otel.observer())
 
-Two instruments, by OpenTelemetry's conventions for databases where there are such:
+Two instruments, named by OpenTelemetry's conventions for databases where these apply:
 ``db.client.operation.duration`` (a histogram, in seconds; its count is that of operations) and
 ``koinon.client.rows`` (a counter). Both have ``db.system.name`` (koinon), the name of the operation
-(``db.operation.name``) and, where it failed, its outcome (``error.type``).
+(``db.operation.name``) and for failed operations the outcome (``error.type``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _BOUNDS_S = (0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
 
 
 def observer(meter_provider: MeterProvider | None = None) -> Observer:
-    """Return what ``connect`` takes as ``observer``; clients may share one. The meter provider is
-    the global one unless it is given.
+    """Return an observer for the ``observer`` option of ``connect``; clients may share it.
+    ``meter_provider`` None: the global one.
     """
     meter = (meter_provider or get_meter_provider()).get_meter("koinon")
     durations = meter.create_histogram(

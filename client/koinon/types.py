@@ -9,17 +9,16 @@ from typing import Literal, NamedTuple
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
 
 BytesLike = bytes | bytearray | memoryview
-"""The types in which callers give keys and values. What is not ``bytes`` is copied at the call."""
+"""The types of keys and values in calls. Any type but ``bytes`` is copied at the call."""
 
 Durability = Literal["all_in_sync", "primary"]
-"""The durability at which a write is acknowledged: on every in-sync replica of its partition, or on
+"""When a write is acknowledged: once it is durable on every in-sync replica of its partition, or on
 the primary alone. The second is outside the promise that no acknowledged write is lost.
 """
 
 
 Row = tuple[BytesLike, BytesLike] | tuple[BytesLike, BytesLike, int | None]
-"""Key and value; or key, value and the row's own time to live in milliseconds, None: it names none.
-"""
+"""Key and value; or key, value and the row's own time to live in milliseconds; None: the call's."""
 
 
 class Entry(NamedTuple):
@@ -32,28 +31,29 @@ class Entry(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """One operation of a client, once it has ended, as ``observer`` (an option of ``connect``) is
-    told of it.
+    """One ended operation of a client, as the ``observer`` (an option of ``connect``) receives
+    it.
     """
 
     operation: str
-    """The name of the client's method: ``get``, ``put_many``; ``scan``: one page of it."""
+    """The name of the client's method: ``get``, ``put_many``; for ``scan`` one page."""
     outcome: str
-    """``ok``, or what ended it: the error's name, ``condition_failed`` or ``unknown_fate``, or
-    ``cancelled``. A write of many rows has the outcome of its first failed row.
+    """``ok``, or the name of the error that ended it, such as ``condition_failed`` or
+    ``unknown_fate``, or ``cancelled``. A write of many rows has the outcome of its first failed
+    row.
     """
     seconds: float
     """From the call to its end, retries included."""
     rows: int
-    """Keys that were asked for, rows that were given, or entries of the page; 0 of a call of many
-    rows that was refused before they were counted.
+    """The number of requested keys, given rows, or records of the page; 0 for a call of many rows
+    that was refused before they were counted.
     """
 
 
 Observer = Callable[[Observation], object]
-"""Called on the thread that has ended the operation, be it the caller's or the client's own: it
-returns quickly, asks the client for nothing (on the client's thread that would never end), and may
-be called by several threads at once. What it raises is logged, once.
+"""Called on the thread that ended the operation, the caller's or the client's own. It must return
+quickly and must not call the client (on the client's thread the call would never end), and may be
+called by several threads at once. An exception that it raises is logged once.
 """
 
 
@@ -61,10 +61,10 @@ class BatchResult(NamedTuple):
     """The result of an atomic batch."""
 
     version: int
-    """Of each record that the batch wrote; 0 if it wrote nothing."""
+    """The version of each record that the batch wrote; 0 if it wrote none."""
     results: list[int | bool | None]
-    """One entry an operation, in their order: the sum of an increment, whether a delete found a
-    record, None of checks and puts.
+    """One result for each operation, in their order: the sum of an increment, whether a delete
+    found a record, None for checks and puts.
     """
 
 
@@ -79,21 +79,21 @@ class RowFailure(NamedTuple):
 
 @dataclass(slots=True)
 class WriteResult:
-    """The result of ``put_many`` or ``delete_many``: counts of rows, and the failures whole.
+    """The result of ``put_many`` or ``delete_many``: counts of rows, and every failure.
 
     ``applied + present + len(refused) + len(unknown) == rows``.
     """
 
     rows: int = 0
-    """Rows that were sent or refused here; all of the input if ``complete``."""
+    """Rows that were sent, or refused by the client; all of the input if ``complete``."""
     applied: int = 0
     """Rows that were acknowledged (or superseded by a later row with the same key)."""
     absent: int = 0
-    """Of the applied rows of ``delete_many``: how many found no record."""
+    """Applied rows of ``delete_many`` that found no record."""
     present: int = 0
-    """Rows of ``put_many(if_absent=True)`` that found a record, which stays as it is."""
+    """Rows of ``put_many(if_absent=True)`` whose key had a record, which is unchanged."""
     refused: list[RowFailure] = field(default_factory=list)
-    """Rows that were certainly not applied, and why."""
+    """Rows that were certainly not applied, with their errors."""
     unknown: list[RowFailure] = field(default_factory=list)
     """Rows that may or may not have been applied."""
     complete: bool = True
@@ -104,7 +104,7 @@ class WriteResult:
         return self.complete and not self.refused and not self.unknown
 
     def raise_for_errors(self) -> None:
-        """Raise if any row failed: UnknownFateError if any row's fate is unknown, else the first
+        """Raise if any row failed: UnknownFateError if a row's fate is unknown, else the first
         refusal.
         """
         if self.unknown:

@@ -2,12 +2,12 @@
 
     ca.pem     the certificates of the authorities that the cluster trusts: one, and two while
                one replaces the other
-    ca.key     the key of the one that issues: which one it is, is said by the key alone
-    next.key   the key of the one that is going to, from ``add_successor`` to ``succeed``
+    ca.key     the key of the issuing authority; only this key tells which of the two issues
+    next.key   the key of the next issuing authority, from ``add_successor`` to ``succeed``
 
-An authority is replaced in three steps, each of which may be repeated, or go on after a crash:
+An authority is replaced in three steps, each of which may be repeated, also after a crash:
 ``add_successor`` (both are trusted), ``succeed`` (the new one issues), ``drop_predecessor`` (the
-old one is trusted no more). Between them every identity file has to follow (``trust``, ``renew``,
+old one is no longer trusted). Between them every identity file has to follow (``trust``, ``renew``,
 ``trust``), and each step refuses files that have not followed the one before.
 """
 
@@ -39,21 +39,21 @@ AUTHORITY_DAYS = 3652
 IDENTITY_DAYS = 825
 DAYS_MAX = 36_500
 CLOCK_SKEW = timedelta(minutes=5)
-"""By so much a clock may be behind the authority's and still take a new certificate for valid."""
+"""How far a clock may be behind the authority's and still accept a new certificate as valid."""
 LABEL_CHARS_MAX = 63
-"""Of what stands between two dots in a name of the DNS (RFC 1035, 2.3.4)."""
+"""The limit of a label between two dots of a DNS name (RFC 1035, 2.3.4)."""
 COMMON_NAME_CHARS_MAX = 64
 _RESERVED = ".koinon"
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SERVERS = (Kind.COORDINATOR, Kind.NODE)
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
-"""Keys that an authority may have: ours are of the first kind."""
+"""The allowed kinds of authorities' keys; this module makes keys of the first kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The holder of a certificate. ``hosts`` are names and IP addresses by which a server is known
-    besides, to programs that check it by its address.
+    """The holder of a certificate. ``hosts`` are further names and IP addresses of a server, for
+    programs that check it by its address.
     """
 
     kind: Kind
@@ -110,7 +110,9 @@ def _is_ip(host: str) -> bool:
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Return whom a certificate is for; None if it names no one of a Koinon cluster."""
+    """Return the holder that a certificate names; None if it names no holder of a Koinon
+    cluster.
+    """
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
@@ -128,9 +130,9 @@ def identity_of(certificate: x509.Certificate) -> Identity | None:
 
 
 class Authority:
-    """An authority as it is in its directory.
+    """An authority, as stored in its directory.
 
-    ``certificate`` and ``key`` are those that issue; ``trusted`` are all certificates of ca.pem.
+    ``certificate`` and ``key`` are the issuing ones; ``trusted`` are all certificates of ca.pem.
     """
 
     def __init__(self, directory: Path, trusted: Sequence[x509.Certificate], key: Key) -> None:
@@ -141,11 +143,11 @@ class Authority:
 
     @classmethod
     def create(cls, directory: Path, *, now: datetime, days: int = AUTHORITY_DAYS) -> Authority:
-        """Make an authority in a directory of its own, which no other user may look into.
+        """Make an authority in a directory of its own, which no other user may read.
 
         Raises:
-            OSError: it cannot be written.
-            CertificateError: there is one already, or others may look into the directory.
+            OSError: its files cannot be written.
+            CertificateError: the directory already has an authority, or others may read it.
         """
         _check_days(days)
         for name in (CERTIFICATE_FILE, KEY_FILE, NEXT_KEY_FILE):
@@ -164,7 +166,7 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path) -> Authority:
-        """Return the authority of a directory.
+        """Load the authority of a directory.
 
         Raises:
             OSError: its files cannot be read.
@@ -181,7 +183,9 @@ class Authority:
 
     @property
     def successor(self) -> x509.Certificate | None:
-        """The authority that is trusted already, and is going to issue; None at other times."""
+        """The authority that is already trusted and will issue next; None while none is being
+        replaced.
+        """
         path = self.directory / NEXT_KEY_FILE
         if not path.exists():
             return None
@@ -213,7 +217,7 @@ class Authority:
 
         Raises:
             OSError: it cannot be written.
-            CertificateError: there is one (and not ``overwrite``), or the authority has expired.
+            CertificateError: the file exists (and not ``overwrite``), or the authority has expired.
         """
         if not overwrite and path.exists():
             raise CertificateError(
@@ -233,8 +237,8 @@ class Authority:
 
         Raises:
             OSError: it cannot be read or written.
-            CertificateError: its certificate is not of this authority, which would else certify
-                any name that somebody wrote into a file.
+            CertificateError: this authority has not issued its certificate. (Otherwise the
+                authority would certify any name that somebody wrote into a file.)
         """
         return self.issue(self._ours(path), path, now=now, days=days, overwrite=True)
 
@@ -253,7 +257,8 @@ class Authority:
         self, identity: Identity, now: datetime, days: int
     ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         _check_days(days)
-        end = self.certificate.not_valid_after_utc  # no certificate is taken beyond it
+        # a certificate is not valid for longer than its authority's
+        end = self.certificate.not_valid_after_utc
         if end <= now:
             raise CertificateError(
                 path=str(self.directory / CERTIFICATE_FILE),
@@ -276,7 +281,7 @@ class Authority:
     # --- replacing the authority ----------------------------------------------------------------
 
     def add_successor(self, *, now: datetime, days: int = AUTHORITY_DAYS) -> Authority:
-        """Make a new authority beside this one, and trust both. This one goes on issuing."""
+        """Make a new authority beside this one, and trust both. This one still issues."""
         if self.successor is not None:
             return self
         if len(self.trusted) > 1:
@@ -293,16 +298,16 @@ class Authority:
         return Authority(self.directory, trusted, self.key)
 
     def succeed(self, bundles: Iterable[Path] = ()) -> Authority:
-        """Let the new authority issue from now on; the old one's key is gone then.
+        """Let the new authority issue from now on, and delete the old one's key.
 
         Raises:
-            CertificateError: one of the bundles does not trust the new one yet, so its holder
-                would refuse who has been renewed; or there is no new one.
+            CertificateError: there is no new authority; or one of the bundles does not trust it
+                yet, and its holder would refuse peers with renewed certificates.
         """
         successor = self.successor
         if successor is None:
             if len(self.trusted) > 1:
-                return self  # it has succeeded
+                return self  # the new authority issues already
             raise CertificateError(
                 path=str(self.directory), reason="no new authority: first 'rotate-ca add'"
             )
@@ -318,11 +323,11 @@ class Authority:
         return Authority.open(self.directory)
 
     def drop_predecessor(self, bundles: Sequence[Path] = ()) -> Authority:
-        """Trust the authority that issues, and no other: in these bundles, then in ca.pem.
+        """Trust only the issuing authority: first in these bundles, then in ca.pem.
 
         Raises:
-            CertificateError: one of the bundles has a certificate of the old one still, or the new
-                one does not issue yet.
+            CertificateError: one of the bundles still has a certificate of the old authority, or
+                the new one does not issue yet.
         """
         if self.successor is not None:
             raise CertificateError(
@@ -338,16 +343,16 @@ class Authority:
         return Authority(self.directory, only, self.key)
 
     def has_issued(self, path: Path) -> bool:
-        """Return whether the file's certificate is of the authority that issues now."""
+        """Return whether the present issuing authority has issued the file's certificate."""
         return files.is_signed_by(certificate_in(path), [self.certificate])
 
 
 def trusted_by(place: Path) -> tuple[x509.Certificate, ...]:
-    """Return the authorities that a directory's ca.pem, or the file itself, holds.
+    """Return the authorities in a directory's ca.pem, or in the file itself.
 
     Raises:
-        OSError: it cannot be read.
-        CertificateError: it holds none.
+        OSError: the file cannot be read.
+        CertificateError: it holds no authority.
     """
     path = place / CERTIFICATE_FILE if place.is_dir() else place
     found = files.read(path).authorities
@@ -361,7 +366,7 @@ def certificate_in(path: Path) -> x509.Certificate:
 
     Raises:
         OSError: it cannot be read.
-        CertificateError: it is none.
+        CertificateError: the file is no identity file.
     """
     bundle = files.read(path)
     if bundle.key is None or bundle.certificate is None:
@@ -370,10 +375,10 @@ def certificate_in(path: Path) -> x509.Certificate:
 
 
 def check_trust(path: Path, trusted: Sequence[x509.Certificate]) -> None:
-    """Refuse to let an identity file trust only others than who issued it.
+    """Check that the issuer of an identity file is among the authorities that it would trust.
 
     Raises:
-        CertificateError: none of these has.
+        CertificateError: none of these authorities has issued it.
     """
     if not files.is_signed_by(certificate_in(path), trusted):
         raise CertificateError(
@@ -387,7 +392,7 @@ def set_trust(path: Path, trusted: Sequence[x509.Certificate]) -> None:
 
     Raises:
         OSError: it cannot be read or written.
-        CertificateError: it was issued by none of them.
+        CertificateError: none of these authorities has issued it.
     """
     check_trust(path, trusted)
     bundle = files.read(path)
@@ -395,7 +400,7 @@ def set_trust(path: Path, trusted: Sequence[x509.Certificate]) -> None:
         files.write_bundle(path, replace(bundle, authorities=tuple(trusted)))
 
 
-# --- inside --------------------------------------------------------------------------------------
+# --- internals -----------------------------------------------------------------------------------
 
 
 def _check_days(days: int) -> None:
@@ -406,7 +411,7 @@ def _check_days(days: int) -> None:
 
 
 def _make_private(directory: Path) -> None:
-    """Make the authority's directory, or take an empty one, or one that is private."""
+    """Make the authority's directory, or accept an existing one that is empty or private."""
     if directory.exists() and any(directory.iterdir()) and directory.stat().st_mode & 0o077:
         raise CertificateError(
             path=str(directory),
@@ -433,7 +438,7 @@ def _make_authority(
 
 
 def _subject(name: str) -> x509.Name:
-    """Return a subject, which is for people: the URI says who a certificate is for."""
+    """Return a certificate's subject, which is for people only: the URI names the holder."""
     return x509.Name(
         [
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Koinon"),
@@ -445,7 +450,7 @@ def _subject(name: str) -> x509.Name:
 def _builder(
     subject: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    """Begin a certificate: whose it is, and from when to when it holds."""
+    """Begin a certificate with its subject, key and validity."""
     public = key.public_key()
     return (
         x509.CertificateBuilder()
@@ -486,7 +491,7 @@ def _names_of(identity: Identity) -> list[x509.GeneralName]:
 def _authority_key(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     try:
         found = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
-    except x509.ExtensionNotFound:  # an authority that was made by other means
+    except x509.ExtensionNotFound:  # if another program made the authority
         public = authority.public_key()
         assert isinstance(public, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(public)

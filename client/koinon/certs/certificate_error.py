@@ -1,4 +1,6 @@
-"""The error of what deals with certificates, apart from it: the command line knows it always."""
+"""The error for certificates, in a module of its own so that the command line can import it without
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from koinon_proto.contract.errors import KoinonError
 
 @dataclass(kw_only=True, eq=False)
 class CertificateError(KoinonError):
-    """A file with a certificate or a key cannot be used, or must not be made; ``reason`` says why
-    and what to do.
+    """A file with a certificate or a key cannot be used or written; ``reason`` says why and what to
+    do.
     """
 
     template: ClassVar[str] = "{e.path}: {e.reason}"

@@ -1,7 +1,7 @@
 """Reads and writes PEM files of keys and certificates.
 
-A file is written whole beside its place and renamed into it, so a crash or a reader meets the old
-one or the new one, never a key with another key's certificate.
+A file is written whole beside its place and renamed into it. So after a crash, and for a reader, it
+is the old file or the new one, never one file's key with another's certificate.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from koinon.certs.certificate_error import CertificateError
 from koinon_proto.process import private_files
 
 FILE_BYTES_MAX = 1 << 20
-"""Of a PEM file that is read: a hundred times what any has."""
+"""The limit on a PEM file's size: a hundred times that of any real one."""
 _KEY = re.compile(rb"-----BEGIN ([A-Z]+ )*PRIVATE KEY-----")
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 _KEPT_MODE = 0o640
-"""Of the rights at a file that is replaced: its group may have been let in on purpose."""
+"""The rights of a replaced file that its successor keeps: its group may have access on purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
     """The contents of a PEM file. ``authorities`` are the self-signed certificates that the holder
-    trusts; two while an authority is replaced. In a file of authorities only, there is no key and
-    no ``certificate``.
+    trusts; two while an authority is replaced. A file of authorities only has no key and no
+    ``certificate``.
     """
 
     key: PrivateKeyTypes | None
@@ -45,7 +45,7 @@ class Bundle:
 
     @property
     def key_matches(self) -> bool:
-        """True if key and certificate are a pair."""
+        """True if key and certificate belong together."""
         return (
             self.key is not None
             and self.certificate is not None
@@ -88,7 +88,7 @@ def read_key(path: Path) -> PrivateKeyTypes:
 
     Raises:
         OSError: it cannot be read.
-        CertificateError: it holds none.
+        CertificateError: it holds no private key.
     """
     key = _key_in(path, _content(path))
     if key is None:
@@ -118,12 +118,12 @@ def _key_in(path: Path, content: bytes) -> PrivateKeyTypes | None:
             reason="its key is encrypted: servers read it by themselves, so it must not be",
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        # The library's text is left out: nothing of a key belongs into a message.
+        # The library's text is left out: it might contain parts of the key.
         raise CertificateError(path=str(path), reason="its private key is damaged") from error
 
 
 def has_key(path: Path) -> bool:
-    """Return whether the file holds a private key, such as identity files do.
+    """Return whether the file holds a private key, as identity files do.
 
     Raises:
         OSError: it cannot be read.
@@ -144,12 +144,12 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def is_signed_by(certificate: x509.Certificate, issuers: Iterable[x509.Certificate]) -> bool:
-    """Return whether one of these has signed the certificate, whenever that was."""
+    """Return whether one of the issuers has signed the certificate, whatever its validity."""
     return any(_signed(certificate, issuer) for issuer in issuers)
 
 
 def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    # Whatever is wrong with a signature, an algorithm or a name, it is not a good one.
+    # Any error about a signature, an algorithm or a name means that the signature is not valid.
     with contextlib.suppress(Exception):
         certificate.verify_directly_issued_by(issuer)
         return True
@@ -178,13 +178,13 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write the file by renaming. One that is replaced keeps its owner and its group's rights: a
-    server that could read it, can.
+    """Write the file and rename it into place. It keeps a former file's owner and its group's
+    rights, so that a server that could read the former file can read the new one.
 
     Raises:
-        OSError: it could not be written; what was there is there.
+        OSError: it could not be written; the former file is unchanged.
     """
-    path = path.resolve()  # where a link leads: the link stays
+    path = path.resolve()  # the target of a link: the link itself stays
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -201,7 +201,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _take_after(descriptor: int, path: Path) -> None:
-    """Give the new file the old one's owner and group, where there is an old one."""
+    """Give the new file the owner and group of the former one, if there is one."""
     try:
         old = path.stat()
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def _take_after(descriptor: int, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Fsync a directory, so that its names are durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -229,7 +229,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def identity_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are named, and of directories the identity files in them, by name.
+    """Return the given files, and the identity files in the given directories, by name.
 
     Raises:
         OSError: a directory cannot be read.

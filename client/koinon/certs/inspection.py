@@ -1,4 +1,4 @@
-"""Tells what a file of certificates says, and what is wrong with it."""
+"""Describes files of certificates, and checks them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTERMEDIATES_MAX = 8
 
 
 class Fault(StrEnum):
-    """Faults that a file can have."""
+    """The kinds of faults of a file."""
 
     DAMAGED = "damaged"
     EXPIRED = "expired"
@@ -41,7 +41,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One thing that is wrong; ``text`` says it for people."""
+    """One fault of a file; ``text`` describes it for people."""
 
     fault: Fault
     text: str
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateView:
-    """The contents of a certificate. ``who`` is '' if it names no one of a Koinon cluster."""
+    """The contents of a certificate. ``who`` is '' if it names no holder of a Koinon cluster."""
 
     who: str
     subject: str
@@ -58,7 +58,7 @@ class CertificateView:
     serial: str  # in hexadecimal digits
     issued: datetime
     expires: datetime
-    days_left: int  # negative: expired so many days ago
+    days_left: int  # negative: days since it expired
     fingerprint: str  # SHA-256 of the certificate, in hexadecimal digits
 
 
@@ -74,7 +74,7 @@ class FileView:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The findings of ``check`` about one file. ``view`` is None where it could not be read."""
+    """The result of ``check`` for one file. ``view`` is None if the file could not be read."""
 
     path: Path
     view: FileView | None
@@ -82,7 +82,7 @@ class Report:
 
 
 def view_file(path: Path, *, now: datetime) -> FileView:
-    """Return what a file says.
+    """Return the contents of a file.
 
     Raises:
         OSError: it cannot be read.
@@ -142,11 +142,11 @@ def _alternative_names(certificate: x509.Certificate) -> Iterator[str]:
 def check_paths(
     paths: Sequence[Path], *, now: datetime, soon_days: int = SOON_DAYS
 ) -> list[Report]:
-    """Check files, and of directories all that has to do with certificates: ``*.pem``, ``*.key``.
+    """Check files, and in directories all ``*.pem`` and ``*.key`` files.
 
     Raises:
         OSError: a path cannot be read.
-        CertificateError: there is nothing to check in a directory.
+        CertificateError: a directory has no such file.
     """
     reports: list[Report] = []
     for path in paths:
@@ -191,7 +191,8 @@ def _key_problems(path: Path) -> Iterator[Problem]:
 
 def _mode_problems(path: Path) -> Iterator[Problem]:
     found = path.stat()
-    open_to = found.st_mode & (0o077 if found.st_uid else 0o037)  # root may let a group read
+    # root may grant a group access to the file
+    open_to = found.st_mode & (0o077 if found.st_uid else 0o037)
     if open_to:
         yield Problem(
             fault=Fault.OPEN_TO_OTHERS,

@@ -1,1 +1,1 @@
-"""Operators' calls to a cluster, and the meaning of the answers."""
+"""Operators' calls to a cluster, and judgement of the answers."""

@@ -1,10 +1,10 @@
-"""An operator's calls to the coordinators: the cluster's status, changes of its coordinators, of
-its nodes, of where replicas are, and of bulk loads.
+"""Operators' calls to the coordinators: the cluster's status, and changes of its coordinators,
+nodes, replicas and bulk loads.
 
 ``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
-is down or paused costs nothing while the leader answers. What may be asked twice without harm is
-asked again when the leader goes; what may not ends as ``ChangeFateError``, and so does a change
-that may be made twice, if no later attempt was answered.
+is down or paused costs no time while the leader answers. A call that may be repeated without harm
+is repeated when the leader changes. A call that may not be repeated ends as ``ChangeFateError``,
+and so does a repeatable change if no later attempt was answered.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Admin(Closing):
         cluster_id: str = "",
         dialing: Dialing | None = None,
     ) -> None:
-        """``timeout_ms``: for each call, with all its repetitions. ``cluster_id``: the cluster that
-        is meant, any other refuses; '': that of most of the addresses, by the first call.
-        ``dialing``: how to connect; by default as the environment says.
+        """``timeout_ms``: for each call, with all its retries. ``cluster_id``: the expected
+        cluster; coordinators of any other refuse the calls. '': the cluster of most of the
+        addresses, found by the first call. ``dialing``: how to connect; by default as the
+        environment says.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
@@ -59,10 +60,10 @@ class Admin(Closing):
 
     @operation()
     def status(self) -> ClusterStatus:
-        """Return the leader's status, or, when none leads, what the best informed member says.
+        """Return the status from the leader, or if there is none, from the best informed member.
 
         Raises:
-            UnavailableError: no coordinator answered inside the deadline.
+            UnavailableError: no coordinator answered before the deadline.
         """
         answers = self._coordinators.ask_all(time.monotonic() + self._timeout_s)
         best = max(answers.values(), key=lambda s: (s.is_leader, s.term, s.applied_index))
@@ -73,30 +74,32 @@ class Admin(Closing):
 
         Raises:
             MembershipChangeError: another change is under way, or the id is taken.
-            UnavailableError: no leader could be reached inside the deadline.
+            UnavailableError: no leader could be reached before the deadline.
         """
         request = admin_pb2.AddCoordinatorRequest(member_id=member_id, address=address)
         self._at_leader("AddCoordinator", request)
 
     def remove_coordinator(self, member_id: str) -> None:
-        """Take a coordinator out of the group. Raises as ``add_coordinator`` does."""
+        """Remove a coordinator from the group. Raises as ``add_coordinator`` does."""
         request = admin_pb2.RemoveCoordinatorRequest(member_id=member_id)
         self._at_leader("RemoveCoordinator", request)
 
     def transfer_leadership(self, member_id: str = "") -> str:
-        """Hand the leadership to a member ('': the best caught-up one); return who leads then."""
+        """Transfer the leadership to a member ('': the best caught-up one); return the new
+        leader.
+        """
         request = admin_pb2.TransferLeadershipRequest(member_id=member_id)
         reply = self._at_leader("TransferLeadership", request)
         return str(reply.leader_id)
 
-    # --- where replicas are -----------------------------------------------------------------------
+    # --- replicas ---------------------------------------------------------------------------------
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return which replicas would move, and why. Changes nothing.
+        """Return the moves that would reach the request's aim, with the reasons. Changes nothing.
 
         Raises:
             UnknownNodeError, InvalidArgumentError, ClusterNotReadyError, MembershipChangeError
-            UnavailableError: no leader could be reached inside the deadline.
+            UnavailableError: no leader could be reached before the deadline.
         """
         message = request.to_proto()
         reply = self._at_leader("PlanMoves", message, Repeat.READ)
@@ -113,18 +116,20 @@ class Admin(Closing):
         self._at_leader("ExecutePlan", message)
 
     def moves(self) -> MovesView:
-        """Return the moves that are queued or under way, and how they go on."""
+        """Return the moves that are queued or under way, and their settings."""
         message = admin_pb2.GetMovesRequest()
         reply = self._at_leader("GetMoves", message, Repeat.READ, IMPATIENT)
         return moves_from_proto(reply)
 
     def ask(self, method: str, message: Any, repeat: Repeat = Repeat.READ) -> Any:
-        """Ask the leader; ``repeat`` says what is asked again where no answer has come."""
+        """Call a method of the leader; ``repeat`` says whether it is repeated if no answer
+        comes.
+        """
         return self._at_leader(method, message, repeat)
 
     def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
-        """Drop queued moves and turn back those under way (none named: all); return how many of
-        either.
+        """Drop queued moves and turn back those under way (no partitions given: all); return the
+        number of each.
         """
         message = admin_pb2.CancelMovesRequest(partition_ids=partition_ids)
         reply = self._at_leader("CancelMoves", message)
@@ -137,7 +142,7 @@ class Admin(Closing):
         bytes_per_second: int | None = None,
         moves_per_node: int | None = None,
     ) -> MoveSettings:
-        """Change how moves go on (None: stays as it is); return the settings then."""
+        """Change the settings of moves (None: unchanged); return the new settings."""
         given: dict[str, Any] = {
             "paused": paused,
             "bytes_per_second": bytes_per_second,
@@ -150,17 +155,17 @@ class Admin(Closing):
         return convert.settings_from_proto(reply)
 
     def set_node_status(self, node_id: str, status: NodeStatus) -> None:
-        """Let a node drain, take that back (ACTIVE), or remove it for good (LEFT).
+        """Drain a node, make it ACTIVE again, or remove it for good (LEFT).
 
         Raises:
             UnknownNodeError
-            MembershipChangeError: it is still a replica of something, or has left.
+            MembershipChangeError: the node still has replicas, or has left.
         """
         message = admin_pb2.SetNodeStatusRequest(node_id=node_id, status=cast(Any, int(status)))
         self._at_leader("SetNodeStatus", message, Repeat.CHANGE)
 
     def restore_primaries(self) -> int:
-        """Give partitions back to their preferred primaries; return how many are to change."""
+        """Hand partitions back to their preferred primaries; return how many will change."""
         message = admin_pb2.RestorePrimariesRequest()
         reply = self._at_leader("RestorePrimaries", message, Repeat.CHANGE)
         return int(reply.wanted)
@@ -169,12 +174,12 @@ class Admin(Closing):
         """Elect replicas that may lack acknowledged writes: node ids by partition.
 
         Returns:
-            The new primary epochs by partition, and of those that were refused why: they are not
-            offline, or the node cannot lead them.
+            The new primary epochs by partition; and for refused partitions the reasons: the
+                partition is not offline, or the node cannot lead it.
 
         Raises:
             UnknownNodeError, InvalidArgumentError: nothing was changed.
-            ChangeFateError: the leader went away; the table shows which are led now.
+            ChangeFateError: the leader went away; the table shows the present primaries.
         """
         message = admin_pb2.ForcePrimariesRequest(
             primaries=[
@@ -193,7 +198,7 @@ class Admin(Closing):
         return self._loads.loads()
 
     def abort_load(self, load_id: int, *, reason: str = "") -> None:
-        """End an open bulk load without a trace.
+        """Abort an open bulk load: no row becomes readable.
 
         Raises:
             LoadClosedError: it is committed, or there is no such load.
@@ -204,7 +209,7 @@ class Admin(Closing):
     def _at_leader(
         self, method: str, request: Any, repeat: Repeat = Repeat.NOTHING, pace: Pace = STEADY
     ) -> Any:
-        """Call the leader, whichever coordinator that is by then."""
+        """Call a method of the leader, found anew for each attempt."""
         return self._coordinators.ask_leader(
             admin_pb2_grpc.AdminStub,
             method,

@@ -1,5 +1,5 @@
-"""Users, roles, tokens and keyspaces as operators change them: each change is made to what is there
-now, and is in force when its method returns.
+"""Changes of users, roles, tokens and keyspaces: each is applied to the present state, and is in
+force when its method returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """Asks the coordinators' leader; ``repeat`` says what is asked again without an answer."""
+    """Calls the coordinators' leader; ``repeat`` says whether the call is repeated if no answer
+    comes.
+    """
 
     def __call__(self, method: str, message: Any, repeat: Repeat = Repeat.READ) -> Any: ...
 
@@ -29,15 +31,15 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Live nodes that have not confirmed a change: cut off, or hanging. For ``serve_ms`` they may
-    serve by the state before it; 0: they serve no client until they have it.
+    """Live nodes that have not confirmed a change: cut off, or hanging. They may serve by the
+    former state for ``serve_ms``; 0: they serve no client until they have the change.
     """
 
     node_ids: tuple[str, ...] = ()
     serve_ms: int = 0
 
     def __str__(self) -> str:
-        """Return what operators are told; '' if every live node goes by the change."""
+        """Return a sentence for operators; '' if every live node has confirmed."""
         if not self.node_ids:
             return ""
         after_s = f", in {self.serve_ms / 1000:.1f} s at the latest" if self.serve_ms else ""
@@ -45,52 +47,52 @@ class Behind:
 
 
 class AccessAdmin:
-    """Reads and changes who may do what. Methods raise what the calls of ``Admin`` raise, and
-    InvalidArgumentError where a change contradicts what is there. A change is in force when its
-    method returns; ``behind`` names what has not said so.
+    """Reads and changes permissions. Methods raise the errors of ``Admin``'s calls, and
+    InvalidArgumentError if a change contradicts the present state. A change is in force when its
+    method returns; ``behind`` lists the nodes that have not confirmed it.
     """
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self.behind = Behind()  # at the last change
+        self.behind = Behind()  # of the last change
 
     def state(self) -> AccessState:
-        """Return all of it. Hashes of tokens are left out."""
+        """Return the whole state, without the hashes of tokens."""
         reply = self._ask("GetAccess", admin_pb2.GetAccessRequest())
         return convert.ACCESS.decode(reply.access)
 
     def put_role(self, role: Role) -> None:
-        """Make the role, or put it in the place of the one of this name."""
+        """Create the role, or replace the role of this name."""
         self._change(put_role=convert.ROLE.encode(role))
 
     def drop_role(self, name: str) -> None:
         self._change(drop_role=name)
 
     def put_user(self, user: User) -> None:
-        """Make the user, or put it in the place of the one of this name."""
+        """Create the user, or replace the user of this name."""
         self._change(put_user=convert.USER.encode(user))
 
     def drop_user(self, name: str) -> None:
-        """Drop the user and its tokens."""
+        """Delete the user and its tokens."""
         self._change(drop_user=name)
 
     def add_token(self, token: Token) -> None:
-        """Let a token in (contract.access.make_token makes one, and its text)."""
+        """Register a token (``contract.access.make_token`` makes it and its text)."""
         self._change(add_token=convert.TOKEN.encode(token))
 
     def drop_token(self, token_id: str) -> None:
         self._change(drop_token=token_id)
 
     def revoke_certificate(self, serial: str) -> None:
-        """Refuse the certificate with this serial number (hexadecimal), of whatever holder."""
+        """Refuse the certificate with this serial number (hexadecimal), whoever its holder."""
         self._change(revoke_certificate=serial)
 
     def restore_certificate(self, serial: str) -> None:
-        """Take that back."""
+        """Accept a revoked certificate again."""
         self._change(restore_certificate=serial)
 
     def alter_role(self, name: str, change: Callable[[tuple[Grant, ...]], Sequence[Grant]]) -> Role:
-        """Change the grants of a role; return it as it is then."""
+        """Change the grants of a role; return the changed role."""
 
         def changed(state: AccessState) -> tuple[dict[str, Any], Role]:
             role = next((role for role in state.roles if role.name == name), None)
@@ -102,7 +104,7 @@ class AccessAdmin:
         return self._alter(changed)
 
     def alter_user(self, name: str, change: Callable[[User], User]) -> User:
-        """Change a user; return it as it is then."""
+        """Change a user; return the changed user."""
 
         def changed(state: AccessState) -> tuple[dict[str, Any], User]:
             user = next((user for user in state.users if user.name == name), None)
@@ -114,7 +116,7 @@ class AccessAdmin:
         return self._alter(changed)
 
     def _alter(self, changed: Callable[[AccessState], tuple[dict[str, Any], T]]) -> T:
-        """Change what is there, and again if somebody else has changed it meanwhile."""
+        """Apply a change to the present state; repeat it if another change came between."""
         for left in range(_TRIES, 0, -1):
             state = self.state()
             change, result = changed(state)
@@ -135,16 +137,17 @@ class AccessAdmin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyspaceMade:
-    """A keyspace as it is after a change; ``behind`` has not said that it goes by it."""
+    """A keyspace after a change; ``behind``: the nodes that have not confirmed it."""
 
     keyspace: Keyspace
     behind: Behind
 
 
 class KeyspaceAdmin:
-    """Changes keyspaces; the table names them. Methods raise what the calls of ``Admin`` raise, and
-    UnknownKeyspaceError, KeyspaceChangeError and InvalidArgumentError where nothing was changed.
-    A change is in force when its method returns; ``behind`` names what has not said so.
+    """Changes keyspaces; the table lists them. Methods raise the errors of ``Admin``'s calls, and
+    UnknownKeyspaceError, KeyspaceChangeError and InvalidArgumentError if nothing was changed. A
+    change is in force when its method returns; ``behind`` lists the nodes that have not confirmed
+    it.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -165,9 +168,10 @@ class KeyspaceAdmin:
         max_rows_per_s: int = 0,
         max_bytes_per_s: int = 0,
     ) -> KeyspaceMade:
-        """Create a keyspace; one that is there already, and is so, is returned. What is 0 or "" is
-        as usual: 64 partitions, the hash without a router, the numbers of ``default``, no
-        default and no maximum of the time to live, and no limit of rows and bytes a second.
+        """Create a keyspace; if it exists with these settings, return it. 0 or "" stands for the
+        default: 64 partitions, the hash of ``default`` without a router, the numbers of
+        ``default``, no default and no maximum of the time to live, no limit of rows and bytes a
+        second.
         """
         keyspace = table_pb2.Keyspace(
             name=name,
@@ -196,8 +200,8 @@ class KeyspaceAdmin:
         max_rows_per_s: int | None = None,
         max_bytes_per_s: int | None = None,
     ) -> KeyspaceMade:
-        """Alter what is given; 0 takes a time to live or a limit a second away. (A plan changes the
-        replication factor.)
+        """Alter the given settings; 0 removes a time to live or a limit a second. (The replication
+        factor is changed by a plan.)
         """
         request = admin_pb2.AlterKeyspaceRequest(
             name=name,
@@ -212,7 +216,9 @@ class KeyspaceAdmin:
         return self._change("AlterKeyspace", request)
 
     def drop(self, name: str, keyspace_id: int = 0) -> KeyspaceMade:
-        """Drop a keyspace and all of its records; only the one with this id, unless that is 0."""
+        """Drop a keyspace and all of its records. With a ``keyspace_id`` other than 0, only if it
+        has this id.
+        """
         request = admin_pb2.DropKeyspaceRequest(name=name, keyspace_id=keyspace_id)
         return self._change("DropKeyspace", request)
 

@@ -1,4 +1,4 @@
-"""A cluster's status as coordinators tell it: coordinators, nodes, and the table."""
+"""A cluster's status as reported by a coordinator: coordinators, nodes, and the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from koinon_proto.v1 import admin_pb2
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorView:
-    """One coordinator as the answering member sees it; ``active`` is known by the leader only."""
+    """One coordinator as the answering member sees it; only the leader knows ``active``."""
 
     member_id: str
     address: str
@@ -34,7 +34,7 @@ class ScarceResource:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionView:
-    """The leader's soft state about one node, with what the node last said of itself."""
+    """The leader's soft state about one node, with the node's last report about itself."""
 
     node_number: int
     live: bool
@@ -44,20 +44,22 @@ class SessionView:
     map_bytes: int
     disk_free_bytes: int
     disk_bytes: int
-    commit_out_ms: int  # for how long the disk has not answered the oldest commit
-    commit_ms: int  # what a commit usually takes; 0: not known
+    commit_out_ms: int  # how long the oldest commit has been waiting for the disk
+    commit_ms: int  # the usual duration of a commit; 0: unknown
     reads_per_second: float
     writes_per_second: float
-    tls_mode: str = ""  # off, prefer, require; "": not known yet
-    open_addresses: tuple[str, ...] = ()  # where others than its machine come in without TLS
-    clock_ahead_ms: int = 0  # of the leader's clock, by so much at least; below 0: it is behind
-    old_store: str = ""  # why what the node was started on may lack writes; "": it may not
+    tls_mode: str = ""  # off, prefer, require; "": unknown yet
+    open_addresses: tuple[str, ...] = ()  # addresses where other machines may connect without TLS
+    # the least difference to the leader's clock; below 0: the node is behind
+    clock_ahead_ms: int = 0
+    # why the store that the node was started on may lack writes; "": it does not
+    old_store: str = ""
     scarce: tuple[ScarceResource, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoomWaitView:
-    """Moves that do not go on because a node has no room: what they need, and what it has."""
+    """Moves that wait because a node has no room: the bytes that they need and the node has."""
 
     node_number: int
     moves: int
@@ -68,8 +70,8 @@ class RoomWaitView:
 
 @dataclass(frozen=True, kw_only=True)
 class ElectionsView:
-    """The elections of the last ``watched_ms`` (ten minutes at most) as one coordinator saw them:
-    changes of the leader, by how much the term has risen, and since when there was neither.
+    """The elections of the last ``watched_ms`` (ten minutes at most) as seen by one coordinator:
+    changes of the leader, the growth of the term, and the time since the last of either.
     """
 
     leader_changes: int = 0
@@ -80,7 +82,7 @@ class ElectionsView:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
-    """A cluster's status as one coordinator tells it; ``sessions`` is empty if it does not lead.
+    """A cluster's status as reported by one coordinator; ``sessions`` is empty if it does not lead.
     ``table`` is None until the cluster exists, and has no rows until it is bootstrapped.
     """
 
@@ -97,18 +99,18 @@ class ClusterStatus:
     lease_ms: int
     session_timeout_ms: int
     elections: ElectionsView = ElectionsView()
-    plain: bool = False  # it came by a connection without TLS
-    tls_mode: str = ""  # of the member that answers, as sessions have it of nodes
+    plain: bool = False  # the reply came without TLS
+    tls_mode: str = ""  # of the answering member, like the sessions' field for nodes
     open_addresses: tuple[str, ...] = ()
-    advertised_address: str = ""  # with which the member that answers was started
-    disk_free_bytes: int = 0  # of the member that answers, as sessions have it of nodes
-    disk_bytes: int = 0  # 0: not known
+    advertised_address: str = ""  # the address that the answering member was started with
+    disk_free_bytes: int = 0  # of the answering member, like the sessions' field for nodes
+    disk_bytes: int = 0  # 0: unknown
     room_waits: tuple[RoomWaitView, ...] = ()
 
     @property
     def moved_coordinator(self) -> str:
-        """The advice for a member that answers at another address than its group looks for it; ''
-        where there is no need.
+        """Advice for a member whose address differs from the one in its group; '' if there is
+        nothing to do.
         """
         known = next((c.address for c in self.coordinators if c.member_id == self.member_id), "")
         if "" in (known, self.advertised_address) or known == self.advertised_address:
@@ -135,7 +137,7 @@ class ClusterStatus:
 
 
 def status_from_proto(message: admin_pb2.ClusterStatus, *, plain: bool = False) -> ClusterStatus:
-    """Return the view of a status reply; ``plain``: it came without TLS."""
+    """Convert a status reply; ``plain``: it came without TLS."""
     table = None
     if message.HasField("table") and message.table.cluster.cluster_id:
         table = apply_update(None, convert.update_from_proto(message.table))
@@ -162,7 +164,7 @@ def status_from_proto(message: admin_pb2.ClusterStatus, *, plain: bool = False) 
 
 
 def table_of(status: ClusterStatus) -> Table:
-    """Return the table of a cluster whose partitions are placed.
+    """Return the table of a cluster that has placed its partitions.
 
     Raises:
         ClusterNotReadyError: too few nodes have registered yet.
@@ -177,7 +179,7 @@ def table_of(status: ClusterStatus) -> Table:
 
 
 def count_by_primary(table: Table) -> dict[int, int]:
-    """Return of how many partitions each node is the primary, by node number."""
+    """Return the number of partitions that each node leads, by node number."""
     counts: dict[int, int] = dict.fromkeys(table.nodes, 0)
     for row in table.used_rows:
         counts[row.primary] = counts.get(row.primary, 0) + 1

@@ -1,10 +1,11 @@
-"""Finding the coordinators' leader, over blocking gRPC.
+"""Finds the coordinators' leader, over blocking gRPC.
 
-All known coordinators are asked at once and the leader's answer is preferred: one that is down or
-paused costs nothing while the leader answers.
+All known coordinators are asked at once and the leader's answer is preferred: a coordinator that is
+down or paused costs no time while the leader answers.
 
-Addresses are reused: one of them may be another cluster's by now, and lead there. So which cluster
-is meant is said by the caller, or else by most of the addresses; then every request names it.
+Addresses are reused: one of them may belong to another cluster by now, and lead there. So the
+caller names the expected cluster, or it is that of most of the addresses; after that every request
+names it.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 ATTEMPT_TIMEOUT_S = 2.0
 _NO_OTHER_ANSWERS = (WrongClusterError, UnauthenticatedError, PermissionDeniedError)
-"""Refusals that each coordinator would repeat."""
+"""Refusals that every coordinator would repeat."""
 RETRY_PAUSE_S = 0.05
 STEADY = Pace(pause_s=RETRY_PAUSE_S)
 
 
 class Coordinators(Channels):
-    """Channels to the coordinators, and who of them leads. Thread-safe."""
+    """Channels to the coordinators, and the present leader. Thread-safe."""
 
     def __init__(
         self, addresses: str, cluster_id: str = "", dialing: Dialing | None = None
     ) -> None:
-        """``addresses``: ``HOST:PORT,HOST:PORT,…``; the others are learnt from these.
-        ``cluster_id``: the cluster that is meant; '': learnt from the addresses. ``dialing``: how
-        to connect; by default as the environment says.
+        """``addresses``: ``HOST:PORT,HOST:PORT,…``; further coordinators are learnt from these.
+        ``cluster_id``: the expected cluster; '': learnt from the addresses. ``dialing``: how to
+        connect; by default as the environment says.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
@@ -67,13 +68,13 @@ class Coordinators(Channels):
         return admin_pb2_grpc.AdminStub(self.channel(address))
 
     def ask_all(self, deadline: float) -> dict[str, admin_pb2.ClusterStatus]:
-        """Ask known members for their status until the leader has answered, or all have; return
-        the answers by the addresses that gave them. ``deadline`` is by ``time.monotonic``. The
-        first time, wait until it is known which cluster is meant. Others' answers do not count.
+        """Ask known members for their status until the leader has answered, or all have; return the
+        answers by address. ``deadline`` is by ``time.monotonic``. The first call waits until the
+        expected cluster is known. Answers of other clusters do not count.
 
         Raises:
-            ConfigurationError: the addresses are of several clusters, none of them that of most.
-            WrongClusterError: all that answer are another cluster's.
+            ConfigurationError: the addresses belong to several clusters, none of them to most.
+            WrongClusterError: all answers come from another cluster.
             NotSentError: no member answered.
         """
         arrived: queue.Queue[tuple[str, grpc.Future[admin_pb2.ClusterStatus]]] = queue.Queue()
@@ -116,21 +117,21 @@ class Coordinators(Channels):
         return answers
 
     def _is_enough(self, answers: dict[str, admin_pb2.ClusterStatus]) -> bool:
-        """Return whether the leader of the cluster that is meant has answered."""
+        """Return whether the leader of the expected cluster has answered."""
         meant = self.cluster_id or self._of_most(answers)
         leads = {_cluster_of(answer) for answer in answers.values() if answer.is_leader}
         return bool(leads & {meant, ""}) if meant else False
 
     def _of_most(self, answers: dict[str, admin_pb2.ClusterStatus]) -> str:
-        """The cluster of most of the addresses that were given; '' while there is none."""
+        """Return the cluster of most of the given addresses; '' if there is none."""
         named = Counter(_cluster_of(answers[a]) for a in self.addresses if a in answers)
         return next((c for c, count in named.items() if c and 2 * count > len(self.addresses)), "")
 
     def _learn_cluster(
         self, answers: dict[str, admin_pb2.ClusterStatus]
     ) -> WrongClusterError | None:
-        """Remember the cluster that is meant, and remove the answers of other clusters; return the
-        error that they amount to, if there were any.
+        """Remember the expected cluster, and remove the answers of other clusters; return the error
+        about them, if there were any.
         """
         meant = self.cluster_id or self._of_most(answers)
         named = sorted({_cluster_of(answer) for answer in answers.values()} - {""})
@@ -140,7 +141,7 @@ class Coordinators(Channels):
                 "name those of one"
             )
         self.cluster_id = meant = meant or "".join(named)
-        # A first question names no cluster, so others have answered it.
+        # The first request names no cluster, so other clusters have answered it.
         others = [a for a, answer in answers.items() if _cluster_of(answer) not in ("", meant)]
         for address in others:
             other = _cluster_of(answers.pop(address))
@@ -149,8 +150,9 @@ class Coordinators(Channels):
         return WrongClusterError(expected_cluster_id=other, actual_cluster_id=meant)
 
     def _leader_address(self, deadline: float) -> str:
-        """Return where the leader has answered, or else is by the best informed member; '' if none
-        leads. (The address that it gives to the others may mean nothing here.)
+        """Return the address at which the leader has answered, or else its address according to the
+        best informed member; '' if there is no leader. (The address by which other coordinators
+        know it may not work from here.)
 
         Raises:
             NotSentError: no member answered.
@@ -170,16 +172,17 @@ class Coordinators(Channels):
         pace: Pace = STEADY,
         route: Route | None = None,
     ) -> Any:
-        """Call a method of the leader, of the cluster that is meant; return its answer.
+        """Call a method of the leader of the expected cluster; return its answer.
 
         Args:
-            timeout_s: for all attempts together, and for finding the leader.
-            route: whom earlier calls found to lead. Without it, members are asked who leads before
-                each attempt, and where none answers the first time, the call ends at once.
+            timeout_s: for all attempts together, including the search for the leader.
+            route: the leader as earlier calls have found it. Without it, members are asked for the
+                leader before each attempt, and if none answers the first time, the call fails at
+                once.
 
         Raises:
-            UnavailableError: no member answered as the leader until the time was over.
-            ChangeFateError: a change was sent, and its answer never came.
+            UnavailableError: no member answered as the leader in time.
+            ChangeFateError: a change was sent, and no answer came.
             KoinonError: as ``LeaderSearch.failure``.
         """
         deadline = time.monotonic() + timeout_s

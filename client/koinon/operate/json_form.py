@@ -1,4 +1,4 @@
-"""The form of answers for programs: plain types, as JSON has them."""
+"""The form of answers for programs: plain JSON types."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enum import Enum
 from typing import Any
 
 IF_KNOWN: Mapping[str, Any] = {"json": "if known"}
-"""Metadata of a field that JSON has only where it is not None."""
+"""Metadata of a field that JSON contains only if it is not None."""
 HIDDEN: Mapping[str, Any] = {"json": "never"}
-"""Metadata of a field that JSON never has."""
+"""Metadata of a field that JSON never contains."""
 
 
 def json_of(value: Any) -> Any:
-    """Return a value of plain types: dataclasses by their fields, members of enums by their names,
-    bytes as text or ``{"base64": …}``. A field's name may end in ``_``, which JSON does not have.
+    """Return a value as plain types: dataclasses by their fields, enum members by their names,
+    bytes as text or ``{"base64": …}``. JSON drops the trailing ``_`` of a field's name.
     """
     if isinstance(value, Enum):
         return value.name.lower()
@@ -39,7 +39,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def json_bytes(data: bytes) -> str | dict[str, str]:
-    """Return the text that bytes are as UTF-8, else ``{"base64": …}``."""
+    """Return bytes as text if they are UTF-8, else ``{"base64": …}``."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
-"""Bulk loads as their jobs see them: opened, kept alive, committed or aborted.
+"""Bulk loads from the side of their jobs: opened, kept alive, committed or aborted.
 
-``LoadsClient`` talks to the coordinators' leader; staging rows on the nodes
-is not done here. It blocks, needs no event loop, and may be used by any number of threads. Every
-call may be made twice without harm (``v1/loads.proto``), so a call whose answer was lost is made
-again, of the next leader if need be, until its time is over.
+``LoadsClient`` talks to the coordinators' leader; rows are staged on the nodes elsewhere. It
+blocks, needs no event loop, and may be used by any number of threads. Every call may be made twice
+without harm (``v1/loads.proto``), so a call whose answer was lost is repeated, at the next leader
+if necessary, until its time is over.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ PACE = Pace(attempt_s=ATTEMPT_TIMEOUT_S, attempt_s_max=10.0, pause_s=RETRY_PAUSE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedLoad:
-    """A load that a job may stage under. ``load_id`` 0: the stream's batch has been applied before,
-    and there is nothing to do. ``state`` is another than OPEN where the same job had opened it
-    before. Nodes are to be asked with ``table_version`` or a newer one.
+    """A load that a job may stage rows under. ``load_id`` 0: the stream's batch has been applied
+    before, and there is nothing to do. ``state`` differs from OPEN if the same job had opened it
+    before. Requests to nodes must carry ``table_version`` or a newer one.
     """
 
     load_id: int
@@ -45,13 +45,13 @@ class OpenedLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadView:
-    """A load as the coordinators know it, and as programs are told it.
+    """A load as the coordinators know it; also the answer for programs.
 
     Attributes:
-        keyspace: its name; None: it is gone.
-        rows, bytes: staged so far by all attempts, or what was committed.
-        partitions: those to be merged; 0 while it is open.
-        idle_ms: since a task was last heard of; None unless it is open.
+        keyspace: its name; None: the keyspace was dropped.
+        rows, bytes: staged so far by all attempts, or committed.
+        partitions: the number to be merged; 0 while the load is open.
+        idle_ms: since a task last touched it; None unless it is open.
         reason: why it was aborted, or None.
     """
 
@@ -74,12 +74,12 @@ class LoadView:
 
 
 class LoadsClient(Closing):
-    """Asks the coordinators about bulk loads, and opens, commits and aborts them.
+    """Opens, commits, aborts and lists bulk loads at the coordinators.
 
-    Every method raises, beside what it names:
+    Every method raises, beside the errors that it names:
 
-    UnavailableError: no member answered as the leader until the time was over.
-    ChangeFateError: it was asked, and no answer came until the time was over; ask again.
+    UnavailableError: no member answered as the leader in time.
+    ChangeFateError: the request was sent, and no answer came in time; repeat it.
     WrongClusterError: the coordinators belong to another cluster than ``cluster_id``.
     """
 
@@ -90,8 +90,8 @@ class LoadsClient(Closing):
         timeout_s: float = TIMEOUT_S,
         cluster_id: str = "",
     ) -> None:
-        """``coordinators``: ``HOST:PORT,HOST:PORT,…``. ``timeout_s`` is for each call, with all its
-        repetitions. ``cluster_id``: refused by the coordinators of another ('': not checked).
+        """``coordinators``: ``HOST:PORT,HOST:PORT,…``. ``timeout_s``: for each call, with all its
+        retries. ``cluster_id``: the expected cluster ('': not checked).
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
@@ -100,12 +100,12 @@ class LoadsClient(Closing):
         if isinstance(coordinators, str):
             coordinators = Coordinators(coordinators, cluster_id)
         self._coordinators = coordinators
-        self._route = Route()  # whom calls found to lead; threads may each learn better
+        self._route = Route()  # the leader as calls have found it; any thread may replace it
 
     def close(self) -> None:
         self._coordinators.close()
 
-    # --- a load's life ----------------------------------------------------------------------------
+    # --- life of a load ---------------------------------------------------------------------------
 
     def open_load(
         self,
@@ -119,11 +119,11 @@ class LoadsClient(Closing):
         timeout_ms: int = 0,
     ) -> OpenedLoad:
         """Open a load, or return the one that this ``job_id`` (1..128 characters) opened before,
-        whatever became of it. ``timeout_ms``: how long it may stay untouched; 0: 30 minutes.
+        whatever its state. ``timeout_ms``: how long it may stay untouched; 0: 30 minutes.
 
         Raises:
-            InvalidArgumentError: a bad argument, or the job's load has another mode, prefix or
-                keyspace.
+            InvalidArgumentError: an argument is invalid, or the job's load has another mode, prefix
+                or keyspace.
             ClusterNotReadyError: there is no partition table yet.
             ResourceExhaustedError: too many loads are open or being merged.
             UnknownKeyspaceError: the keyspace has been dropped.
@@ -143,7 +143,7 @@ class LoadsClient(Closing):
         return view(OpenedLoad, reply, state=_state(reply.state))
 
     def check(self, *, mode: LoadMode, prefix: bytes = b"", keyspace_id: int = DEFAULT_ID) -> None:
-        """Raise what ``open_load`` would raise for a new load; open nothing."""
+        """Raise the error that ``open_load`` would raise for a new load; open nothing."""
         request = loads_pb2.OpenLoadRequest(
             job_id=f"check:{uuid.uuid4()}",
             mode=cast(Any, int(mode)),
@@ -156,10 +156,10 @@ class LoadsClient(Closing):
     def touch(
         self, load_id: int, *, attempt: int = 0, rows: int = 0, size_bytes: int = 0
     ) -> LoadState:
-        """Say that an attempt (0: the job itself) is at work, and how much it has staged so far.
+        """Report that an attempt (0: the job itself) is at work, and how much it has staged so far.
 
         Raises:
-            LoadClosedError: the load is not open any more, or was never opened.
+            LoadClosedError: the load is no longer open, or was never opened.
         """
         request = loads_pb2.TouchLoadRequest(
             load_id=load_id,
@@ -178,14 +178,14 @@ class LoadsClient(Closing):
         rows: int = 0,
         size_bytes: int = 0,
     ) -> LoadState:
-        """Make the load final. ``attempts`` in the order of their tasks, ``partition_ids`` those in
-        which they staged anything, ascending; ``rows`` and ``size_bytes`` for people. Return
-        MERGING, or DONE if all is readable already.
+        """Commit the load. ``attempts`` are in the order of their tasks; ``partition_ids`` are
+        those with staged rows, ascending; ``rows`` and ``size_bytes`` are for people. Return
+        MERGING, or DONE if all rows are readable already.
 
         Raises:
             LoadClosedError: it was aborted, or committed with other attempts.
-            PartitionOfflineError: a partition that is to be merged is offline, and has been until
-                the time was over; nothing was committed.
+            PartitionOfflineError: a partition to be merged was offline until the time was over;
+                nothing was committed.
             ResourceExhaustedError: too much is being merged at once; nothing was committed.
             InvalidArgumentError: attempts or partitions break a rule; nothing was committed.
         """
@@ -199,7 +199,7 @@ class LoadsClient(Closing):
         return _state(self._call("CommitLoad", request).state)
 
     def abort(self, load_id: int, *, reason: str = "") -> LoadState:
-        """End an open load without a trace. Return ABORTED.
+        """Abort an open load: no row becomes readable. Return ABORTED.
 
         Raises:
             LoadClosedError: it is committed, or was never opened.
@@ -207,14 +207,14 @@ class LoadsClient(Closing):
         request = loads_pb2.AbortLoadRequest(load_id=load_id, reason=reason)
         return _state(self._call("AbortLoad", request).state)
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- listing ----------------------------------------------------------------------------------
 
     def loads(self) -> tuple[LoadView, ...]:
         """Return the loads that are open or merging, and the last that ended, by ``load_id``."""
         return self._views(0)
 
     def get(self, load_id: int) -> LoadView | None:
-        """Return a load; None if there never was one, or it ended too long ago."""
+        """Return a load; None if there never was one, or if it ended too long ago."""
         return next(iter(self._views(load_id)), None)
 
     def _views(self, load_id: int) -> tuple[LoadView, ...]:
@@ -225,7 +225,7 @@ class LoadsClient(Closing):
 
     @operation()
     def _call(self, method: str, request: Any, repeat: Repeat = Repeat.CHANGE) -> Any:
-        """Call the leader until it answers for good, or the time is over."""
+        """Call the leader until it gives a final answer, or the time is over."""
         try:
             return self._coordinators.ask_leader(
                 loads_pb2_grpc.LoadsStub,
@@ -240,7 +240,7 @@ class LoadsClient(Closing):
             actions = error.action.split(" or ")
             if len(actions) == 1 or "load" not in actions:
                 raise
-            # Of the permissions that do, each by itself, this is the one that loads are about.
+            # Several permissions allow this, each by itself; this one is specific to loads.
             raise replace(error, action="load") from None
 
 

@@ -1,7 +1,7 @@
-"""Plans and moves of replicas as an operator's programs see them: plain values, made from replies.
+"""Plans and moves of replicas as plain values, converted from replies.
 
-A *plan* says which partitions' replicas would change, and why. Its *moves* are queued when it is
-carried out; each adds replicas, waits until they are in sync, and then drops others.
+A *plan* lists the partitions whose replicas would change, with the reasons. Its *moves* are queued
+when it is executed; each adds replicas, waits until they are in sync, and then drops others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMove:
-    """One partition's change of replicas, as node numbers; the first of each leads."""
+    """One partition's change of replicas, as node numbers; the first number of each list leads."""
 
     partition_id: int
     origin: tuple[int, ...]
@@ -74,7 +74,7 @@ class NodeBalance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRefusal:
-    """A thing that a plan leaves undone; ``node_number`` 0: it is about no node."""
+    """A change that a plan cannot make; ``node_number`` 0: it concerns no particular node."""
 
     code: str
     reason: str
@@ -84,7 +84,7 @@ class PlanRefusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The moves, and what the nodes have before and after them."""
+    """The moves, and the nodes' replicas before and after them."""
 
     plan_id: str
     table_version: int
@@ -118,8 +118,8 @@ class CopyProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveView:
-    """One move that is queued or under way. ``plan_moves``: how many its plan began with.
-    ``waits_for`` says why it does not go on; '' if it does.
+    """One move that is queued or under way. ``plan_moves``: the number of moves that its plan began
+    with. ``waits_for``: why it does not proceed; '' if it does.
     """
 
     move: PlannedMove
@@ -133,7 +133,7 @@ class MoveView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MovesView:
-    """All moves, and the settings under which they go on."""
+    """All moves, and their settings."""
 
     settings: MoveSettings
     moves: tuple[MoveView, ...]

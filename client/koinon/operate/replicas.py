@@ -1,7 +1,7 @@
-"""Asking the nodes themselves what their copies hold: sizes of partitions, and checksums.
+"""Asks the nodes about their copies: sizes of partitions, and checksums.
 
-Nodes are asked side by side. One that does not answer costs its timeout, and its copies count as
-not known.
+Nodes are asked concurrently. A node that does not answer costs its timeout, and its copies count as
+unknown.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ CHECKSUMS_S_MAX = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checksum:
-    """The content of one copy. Two copies that are complete through the same sequence are alike if
-    records and digest are. Not ``usable``: there is none, or it is being replaced.
+    """The checksum of one copy. Two copies that are complete through the same sequence are
+    identical if records and digest are equal. Not ``usable``: there is no copy, or it is being
+    replaced.
     """
 
     usable: bool
@@ -38,8 +39,8 @@ class Checksum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionSize:
-    """The size of a partition; ``guessed``: it may well be another by now, since it was counted
-    before the last writes, or computed as a share of its node's total.
+    """The size of a partition; ``guessed``: it may differ by now, since it was counted before the
+    last writes, or computed as a share of its node's total.
     """
 
     records: int
@@ -58,12 +59,12 @@ class Replicas(Channels):
         positions_only: bool = False,
         timeout_s: float = CHECKSUMS_S_MAX,
     ) -> tuple[dict[tuple[int, int], Checksum], dict[int, str]]:
-        """Ask nodes (by number) for the checksums of their copies of partitions, all at once.
+        """Ask nodes (by number) for the checksums of their copies of partitions, concurrently.
 
-        ``positions_only``: no records are read, so that records, bytes and digest are 0.
+        ``positions_only``: no records are read; records, bytes and digest are 0.
 
         Returns:
-            The checksums by (node, partition), and for nodes that did not answer why not.
+            The checksums by (node, partition), and the reasons of nodes that did not answer.
         """
         calls = {
             number: self._stub(table, number).Checksums.future(
@@ -92,8 +93,8 @@ class Replicas(Channels):
     def sizes(
         self, status: ClusterStatus, partition_ids: Iterable[int]
     ) -> dict[int, PartitionSize]:
-        """Return the sizes of partitions as their primaries have counted them; of a primary that
-        does not answer, or has not counted one yet, its average.
+        """Return the sizes of partitions as their primaries have counted them. If a primary does
+        not answer, or has not counted a partition yet, use the average of its node.
         """
         table = status.table
         assert table is not None, "there are partitions"
@@ -128,7 +129,9 @@ class Replicas(Channels):
 
 
 def _averages(status: ClusterStatus, table: Table) -> dict[int, PartitionSize]:
-    """Return what a copy holds on the average, by node that said its total; 0: anywhere."""
+    """Return the average size of a copy on each node that has reported its total; key 0: over all
+    nodes.
+    """
     held = dict.fromkeys(table.nodes, 0)
     for row in table.used_rows:
         for number in row.replicas:

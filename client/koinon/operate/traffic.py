@@ -1,6 +1,6 @@
-"""Asking the nodes what clients ask of them: counters, and keys by sampling (``v1/traffic.proto``).
+"""Asks the nodes about clients' traffic: counters, and sampled keys (``v1/traffic.proto``).
 
-Nodes are asked side by side. One that does not answer costs its timeout, and is named.
+Nodes are asked concurrently. A node that does not answer costs its timeout, and is named.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from koinon_proto.v1 import traffic_pb2, traffic_pb2_grpc
 ANSWER_S_MAX = 2.0
 TICK_S = 0.1
 NODE_PARTITIONS_MAX, NODE_KEYS_MAX = 64, 100
-"""A node tells keys of no more partitions, and no more keys a partition."""
+"""The limits of a node: the partitions whose keys it samples, and the keys of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """The nodes' counters by node number, and the reasons why others have not answered."""
+    """The nodes' counters by node number, and the reasons of nodes that did not answer."""
 
     nodes: Mapping[int, NodeCounters] = field(default_factory=dict)
     silent: Mapping[int, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The traffic of some seconds."""
+    """The traffic of the measured seconds."""
 
     seconds: float
     rates: Rates
@@ -62,7 +62,7 @@ class TrafficClient(Channels):
     """Connections to the nodes of a cluster. Thread-safe."""
 
     def counters(self, table: Table, timeout_s: float = ANSWER_S_MAX) -> Counters:
-        """Return the counters of the nodes that run, by the table."""
+        """Return the counters of the table's running nodes."""
         request = traffic_pb2.GetTrafficRequest(cluster_id=table.cluster.cluster_id)
         calls = {
             int(node.number): self._stub(node).GetTraffic.future(request, timeout=timeout_s)
@@ -83,8 +83,8 @@ class TrafficClient(Channels):
         keys_max: int,
         on_tick: Callable[[float], None] = lambda _elapsed_s: None,
     ) -> Survey:
-        """Count and sample for so many seconds (0.05 to 60). ``on_tick`` is told, some times a
-        second, how many have passed. ``keys_max`` 0: no keys are sampled.
+        """Count and sample for ``seconds`` (0.05 to 60). ``on_tick`` is called several times a
+        second with the elapsed seconds. ``keys_max`` 0: no keys are sampled.
         """
         began, first = time.monotonic(), self.counters(table)
         calls = self._sample(table, seconds, by, partitions_max, keys_max) if keys_max else {}
@@ -129,7 +129,7 @@ class TrafficClient(Channels):
 
 
 def running(table: Table) -> list[NodeInfo]:
-    """Return the nodes that are asked."""
+    """Return the nodes to ask."""
     serving = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
     return [node for node in table.nodes.values() if node.status in serving]
 
@@ -177,7 +177,9 @@ def _counters(message: traffic_pb2.TrafficCounters, partitions: int) -> NodeCoun
 
 
 def _merged(samples: Mapping[int, traffic_pb2.KeySample]) -> KeySample:
-    """A key that two nodes have seen (its partition has moved meanwhile) counts with both."""
+    """Merge the nodes' samples. A key that two nodes have sampled (its partition has moved
+    meanwhile) counts with both.
+    """
     found: dict[tuple[int, bytes], tuple[float, float, float]] = {}
     read = written = SampledRows()
     for sample in samples.values():

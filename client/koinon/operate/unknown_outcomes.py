@@ -1,4 +1,4 @@
-"""The possible effects of a call to the coordinators' leader that got no answer, by its kind."""
+"""The possible effects of a call to the coordinators' leader that got no answer, by method."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from koinon_proto.contract.leader_search import Repeat
 
 @dataclass(kw_only=True, eq=False)
 class ChangeFateError(UnknownFateError):
-    """A change of the cluster was asked for, and no answer came: it may have been made.
+    """A change of the cluster was requested, and no answer came: it may have been made.
 
-    ``effect`` says what may have happened, in a clause; ``shown_by`` is the command that shows
-    whether it did; ``repeatable``: to ask for the change again does no harm.
+    ``effect`` is a clause that says what may have happened; ``shown_by`` is the command that shows
+    whether it did; ``repeatable``: repeating the change does no harm.
     """
 
     template: ClassVar[str] = "{e.effect}: {e.reason}{e.request}"
@@ -49,19 +49,19 @@ EFFECTS = {
     "CommitLoad": ("the load may have been committed", "koinon admin loads"),
     "AbortLoad": ("the load may have been aborted", "koinon admin loads"),
 }
-"""By method: what a call without an answer may have done, and the command that shows whether."""
+"""By method: the possible effect of a call without an answer, and the command that shows it."""
 QUESTIONS = ("PlanMoves", "GetMoves", "GetAccess")
 """Methods that an operator may take for changes. GetLoads is none: jobs call it after a change."""
 JOBS_CHANGES = ("OpenLoad", "TouchLoad", "CommitLoad", "AbortLoad")
-"""Changes that jobs ask for again by themselves: an earlier call may have made one."""
+"""Changes that jobs repeat by themselves: an earlier call may already have made one."""
 
 
 def told(error: KoinonError, method: str, repeat: Repeat) -> KoinonError:
-    """Return the error of a call of the leader's ``method`` in an operator's words.
+    """Convert the error of a call of the leader's ``method`` for operators.
 
-    A question, and a change that no leader accepted, say that nothing was changed. A change whose
-    answer was lost becomes a ChangeFateError: its effect, and the command that shows whether it
-    took place.
+    The error of a query, or of a change that no leader accepted, says that nothing was changed. A
+    change whose answer was lost becomes a ChangeFateError: its possible effect, and the command
+    that shows whether it took place.
     """
     never_taken = method in EFFECTS and method not in JOBS_CHANGES
     if (method in QUESTIONS or never_taken) and isinstance(error, UnavailableError):

@@ -1,9 +1,9 @@
-"""Compares the copies of each partition while they are written to.
+"""Compares the copies of each partition while clients write to them.
 
-A copy is compared with its primary's only where both are complete through the same sequence: then
-they must hold the same records. Where they are not, somebody wrote meanwhile or the copy is behind;
-such partitions are looked at again, a few times, in smaller steps. A difference counts once it was
-seen twice.
+A copy is compared with its primary's only if both are complete through the same sequence: then they
+must hold the same records. If they are not, a write came between or the copy is behind; such
+partitions are read again, a few times, in smaller groups. A difference counts once it was seen
+twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from koinon_proto.contract.table import NO_NODE, NodeStatus, PartitionRow, Table
 
 LOOKS_MAX = 6
 STEP_PARTITIONS = (32, 8, 2, 1)
-"""Partitions that one look takes together, by the number of the look; the last goes on."""
+"""The number of partitions that are compared together, by round; the last number also applies to
+later rounds.
+"""
 
 
 class Verdict(Enum):
@@ -30,7 +32,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyVerdict:
-    """One replica against its primary; ``checksum`` is None if the node did not say."""
+    """One replica compared with its primary; ``checksum`` is None if the node did not report it."""
 
     node_number: int
     verdict: Verdict
@@ -40,7 +42,7 @@ class CopyVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionVerdict:
-    """One partition: the worst verdict of its copies. The primary's is among them."""
+    """One partition: the worst verdict of its copies, which include the primary's."""
 
     partition_id: int
     primary: int
@@ -80,9 +82,9 @@ def verify(
     """Compare the copies of these partitions.
 
     Args:
-        table_now: returns the cluster's table; asked before each look.
-        on_progress: called with how many partitions are settled.
-        pause: called between looks, for writes to get through.
+        table_now: returns the cluster's table; called before each round.
+        on_progress: called with the number of settled partitions.
+        pause: called between rounds, so that writes can settle.
     """
     report = Report()
     suspected: set[int] = set()

@@ -1,4 +1,4 @@
-"""Plain values made from replies, field by field of the same name."""
+"""Converts messages of replies into plain values with the same field names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ V = TypeVar("V")
 
 
 def view(kind: type[V], message: Any, **other: Any) -> V:
-    """Return a dataclass ``kind`` with the message's fields of the same names; repeated ones become
-    tuples. ``other`` are the values of fields that are not the message's, or not of its types.
+    """Build a dataclass ``kind`` from the message's fields of the same names; repeated fields
+    become tuples. ``other``: values of fields that the message lacks, or has in another type.
     """
     values = dict(other)
     for name in (field.name for field in fields(cast(Any, kind))):

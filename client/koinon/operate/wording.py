@@ -1,4 +1,4 @@
-"""Numbers, sizes, times and nodes as people read them."""
+"""Formats numbers, sizes, times and nodes for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
 
 RANGES_MAX = 10
-"""Of more ranges than this the first are named, and the others counted."""
+"""With more ranges than this, the first are named, and the others counted."""
 
 
 def count(number: int, noun: str) -> str:
@@ -66,7 +66,7 @@ def rate_text(rate: float) -> str:
 
 
 def node_name(table: Table, number: int) -> str:
-    """Return a node's id; ``node 7`` where the table has none of this number."""
+    """Return a node's id; ``node 7`` if the table has no node of this number."""
     node = table.nodes.get(NodeNumber(number))
     return node.node_id if node else f"node {number}"
 
@@ -76,7 +76,7 @@ def node_names(table: Table, numbers: Iterable[int]) -> str:
 
 
 def name_order(name: str) -> tuple[int, str]:
-    """Return what sorts n2 before n10."""
+    """Return a sort key that puts n2 before n10."""
     return len(name), name
 
 

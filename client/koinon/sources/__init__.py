@@ -1,1 +1,1 @@
-"""Rows of files, as ``load`` and ``ingest`` both read them."""
+"""Readers of files' rows, used by ``load`` and ``ingest``."""

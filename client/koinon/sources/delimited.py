@@ -1,7 +1,7 @@
-"""Rows out of CSV and TSV files: cells are bytes as they stand in the file (``007`` stays ``007``).
+"""Rows of CSV and TSV files: cells are the bytes in the file (``007`` stays ``007``).
 
-Arrow reads them. What it cannot hand over or does not tell is done here: malformed rows with bytes
-that are not UTF-8, blocks that end with a row, the lines of bad rows.
+Arrow reads the files. This module adds what Arrow does not support: malformed rows with bytes that
+are not UTF-8, blocks that end with a row, and the line numbers of bad rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from koinon.sources.text_files import (
 )
 
 CSV_BLOCK_BYTES = 16 * 1024 * 1024
-"""A row must fit in a block."""
+"""The block size; a row must fit in a block."""
 _SCANNED_BYTES = 4 * 1024 * 1024
-_SLICE_ROWS = 10_000  # that are objects at once: millions of short rows fit into a block
+# rows converted to Python objects at once: a block may hold millions of short rows
+_SLICE_ROWS = 10_000
 
 
 def delimited(piece: Piece, taken: Taken, delimiter: str, maker: Maker[Made]) -> Iterator[Made]:
-    """Yield the rows of a piece of a CSV file, in lots. Arrow cannot hand over a malformed row that
-    is not UTF-8, and gives up; then the piece is read again, each byte as one character.
+    """Yield the rows of a piece of a CSV file, in lots. If Arrow stops at a malformed row that is
+    not UTF-8, the piece is read again with each byte as one character.
     """
     import pyarrow as pa
 
@@ -89,8 +90,8 @@ def _delimited_once(
 
 
 def read_header(path: Path, file: IO[bytes], delimiter: str) -> tuple[list[str], int]:
-    """Read the first row of a file that is at its start: return the columns' names, and the number
-    of lines up to its end. A column without a name is named by its place, ``_c2``, as Spark does.
+    """Read the first row of a file from its start; return the columns' names, and the number of
+    lines up to its end. A column without a name is named by its position, ``_c2``, as Spark does.
     """
     import pyarrow as pa
     from pyarrow import csv
@@ -107,8 +108,9 @@ def read_header(path: Path, file: IO[bytes], delimiter: str) -> tuple[list[str],
         )
     cells = text.count(delimiter.encode()) + 1
     table = csv.read_csv(
-        pa.BufferReader(text.rstrip(b"\r\n") + b"\n"),  # Arrow refuses a lone row without an end
-        # One row needs none of Arrow's threads; a process that ends while they begin is aborted.
+        # Arrow refuses a single row without a line end
+        pa.BufferReader(text.rstrip(b"\r\n") + b"\n"),
+        # One row needs none of Arrow's threads; a process that ends while they start is aborted.
         read_options=csv.ReadOptions(
             autogenerate_column_names=True, block_size=2 * len(text) + 64, use_threads=False
         ),
@@ -128,15 +130,16 @@ def _header_fault(text: bytes, *, quoted: bool) -> str:
 
 
 class _Batches:
-    """The batches of a reader, and where in the file the rows are that were taken of them. Each
-    batch is of what one read returned; the reader has read on meanwhile.
+    """The batches of a reader, and the position in the file of the rows taken from them. Each batch
+    belongs to one read of the file; the reader reads ahead.
     """
 
     def __init__(self, reader: Any, read_to: Sequence[int], maker: Maker[Any]) -> None:
         self._reader = reader
         self._read_to = read_to
         self._maker = maker
-        self._at = 0  # of the batch under way: its number, from 1; its rows; the row before it
+        # of the present batch: its number, from 1; its rows; the number of the row before it
+        self._at = 0
         self._rows = self._before = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -145,7 +148,7 @@ class _Batches:
             yield batch
 
     def position(self) -> int:
-        """Return how many bytes of the file are behind the rows so far, by their number."""
+        """Return how many bytes of the file were read for the rows so far, by their number."""
         ends = [0, *self._read_to]
         at = min(self._at, len(ends) - 1)
         began, ended = ends[max(0, at - 1)], ends[at]
@@ -154,8 +157,8 @@ class _Batches:
 
 
 class _Malformed:
-    """Rows that the reader has left out, in their order. Small, for a block may have millions.
-    ``rows`` is empty when there are none.
+    """Malformed rows that the reader has left out, in their order; compact, since a block may have
+    millions. ``rows`` is empty if there are none.
     """
 
     def __init__(self, columns: int) -> None:
@@ -165,8 +168,8 @@ class _Malformed:
         self._next = 0
 
     def add(self, row: Any) -> str:
-        """Arrow's handler."""
-        self.rows.append((row.number or 0) - 1)  # before the first there is the mark
+        """Record a malformed row; called by Arrow."""
+        self.rows.append((row.number or 0) - 1)  # the first mark is before the first row
         self._columns.append(row.actual_columns)
         return "skip"
 
@@ -174,11 +177,11 @@ class _Malformed:
         return len(self.rows) - self._next
 
     def due(self, row: int) -> bool:
-        """Return whether the next one is that row, or comes before it."""
+        """Return whether the next malformed row is at this row number or before it."""
         return bool(self.rows) and self.rows[self._next] <= row
 
     def take(self) -> str:
-        """Take the next one, and return what is wrong with it."""
+        """Remove the next malformed row; return its fault."""
         columns = self._columns[self._next]
         self._next += 1
         if self._next == len(self.rows):
@@ -188,9 +191,9 @@ class _Malformed:
 
 
 class _Framed(io.RawIOBase):
-    """A CSV file behind its header, between two rows of marks. The first one lets Arrow hand over
-    what it has block by block, even if it has only malformed rows; the last one comes back only if
-    no quote is open at the end.
+    """A CSV file without its header, between two marker rows. The first marker makes Arrow return
+    blocks that have only malformed rows; the last one comes back only if no quote is open at the
+    end.
     """
 
     def __init__(
@@ -198,7 +201,7 @@ class _Framed(io.RawIOBase):
     ) -> None:
         self._file = file
         self._position = position
-        self.read_to: list[int] = []  # where in the file each read has ended
+        self.read_to: list[int] = []  # the position in the file after each read
         self.mark = uuid.uuid4().hex.encode()
         row = delimiter.encode().join([self.mark] * columns) + b"\n"
         self._ready, self._last = row, b"\n" + row
@@ -210,7 +213,8 @@ class _Framed(io.RawIOBase):
         if not self._ready:
             self._ready = self._file.read(size)
             if size < 0 or len(self._ready) < size:
-                # Its end, in one block with the mark: Arrow takes no row that is in three blocks.
+                # Its end, in one block with the marker: Arrow refuses a row that is in three
+                # blocks.
                 self._ready, self._last = self._ready + self._last, b""
         if size < 0:
             size = len(self._ready)
@@ -220,7 +224,7 @@ class _Framed(io.RawIOBase):
 
 
 class _ByteWise(io.RawIOBase):
-    """A file whose bytes are each one character of UTF-8: Latin-1, read as text."""
+    """A file in which each byte becomes one character of UTF-8: it is decoded as Latin-1."""
 
     def __init__(self, file: _Framed) -> None:
         self._file = file
@@ -240,7 +244,7 @@ class _ByteWise(io.RawIOBase):
 
 @contextlib.contextmanager
 def _silent_handler() -> Iterator[None]:
-    """Keep Arrow's complaint about a row that it could not hand over off standard error."""
+    """A context that keeps Arrow's complaint about an undecodable row off standard error."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -261,8 +265,8 @@ def _delimited_lots(
     position: Callable[[], int],
     maker: Maker[Made],
 ) -> Iterator[Made]:
-    """Yield the rows in lots; the malformed ones, which the reader leaves out, in their places.
-    The last row of either kind is held back until it is known that it ended.
+    """Yield the rows in lots, with the malformed rows, which the reader leaves out, in their
+    places. The last row of either kind is held back until its end is known.
     """
     held: Row | None = None
     marks = 0
@@ -285,14 +289,15 @@ def _delimited_lots(
         if held is None:
             yield from _left_out(malformed, position, maker, but=marks < 2)
     if marks < 2:
-        # With the rest of the file inside, and the mark: the row held back, or the last left out.
+        # It may contain the rest of the file and the marker: the row held back, or the last
+        # malformed one.
         maker.refuse("a quote is never closed")
     yield maker.take(position())
 
 
 def numbered_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, bytes]]:
-    """Yield, for each row of a piece of a CSV file, the number of its line in the file, from 1, and
-    that line.
+    """Yield, for each row of a piece of a CSV file, its line number in the file, from 1, and the
+    line.
     """
     file, _ = open_text(piece.path)
     with file:
@@ -310,8 +315,8 @@ def numbered_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, bytes]]:
 
 
 def lines_of(path: Path, rows: Sequence[int], delimiter: str) -> dict[int, int]:
-    """Return in which line of a CSV file these rows begin (rows from 1 behind the header, lines
-    from 1). Reads the file again up to the last of them.
+    """Return the line numbers at which these rows of a CSV file begin (rows from 1 after the
+    header, lines from 1). Reads the file again up to the last of them.
     """
     found: dict[int, int] = {}
     last = max(rows, default=0)
@@ -324,7 +329,7 @@ def lines_of(path: Path, rows: Sequence[int], delimiter: str) -> dict[int, int]:
 
 
 def row_ends(path: Path, delimiter: str, wanted: int) -> Iterator[int]:
-    """Yield where rows of a CSV file that is not compressed end: one about every ``wanted`` bytes,
+    """Yield positions where rows of an uncompressed CSV file end, one about every ``wanted`` bytes,
     and the end of the file.
     """
     file, _ = open_text(path)
@@ -346,8 +351,9 @@ _TO_CLOSING_QUOTE = re.compile(rb'(?:[^"]++|"")*+"')
 
 
 def _ends_quoted(line: bytes, delimiter: bytes, quoted: bool) -> bool:
-    """Return whether a line of CSV that begins inside a quoted cell, or not, ends inside one. Only
-    a quote at the beginning of a cell opens one; the cell ends at the next one that is not doubled.
+    """Return whether a line of CSV ends inside a quoted cell; ``quoted``: it begins inside one.
+    Only a quote at the beginning of a cell opens it; the cell ends at the next quote that is not
+    doubled.
     """
     at = 0  # inside the quotes, or where a cell begins
     while True:
@@ -366,7 +372,9 @@ def _ends_quoted(line: bytes, delimiter: bytes, quoted: bool) -> bool:
 def _left_out(
     malformed: _Malformed, position: Callable[[], int], maker: Maker[Made], *, but: int = 0
 ) -> Iterator[Made]:
-    """Refuse the malformed rows whose turn it is, but not the last ``but`` of them."""
+    """Refuse the malformed rows that come before the present row, except the last ``but`` of
+    them.
+    """
     while len(malformed) > but and malformed.due(maker.row + 1):
         maker.refuse(malformed.take())
         if maker.full:
@@ -394,7 +402,7 @@ def _delimited_rows(
 
 
 def _as_texts(batch: Any) -> Any:
-    """Return the batch with its columns as strings, valid or not."""
+    """Return the batch with its columns as strings, without checking that they are UTF-8."""
     import pyarrow as pa
 
     columns = [column.view(pa.string()) for column in batch.columns]

@@ -1,4 +1,4 @@
-"""Rows of JSON lines. A whole row as JSON is its line, as it stands in the file."""
+"""Rows of JSON lines. A whole row as JSON is its line, unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def json_lines(piece: Piece, taken: Taken, maker: Maker[Made]) -> Iterator[Made]
 
 
 def add_line(line: bytes, taken: Taken, maker: Maker[Made]) -> None:
-    """Give a line to the maker, unless it is blank."""
+    """Add a line to the maker, unless it is blank."""
     line = line.strip()
     if not line:
         return
@@ -43,8 +43,12 @@ def add_line(line: bytes, taken: Taken, maker: Maker[Made]) -> None:
 
 
 def _row(line: bytes, taken: Taken) -> tuple[bytes | None, bytes | None, tuple[bytes | None, ...]]:
-    """Return the key, the value and the other cells. Raises TypeError if it is no object."""
-    # Of bytes json guesses the encoding, and lets halves of surrogate pairs pass.
+    """Parse a line into its key, its value and its other cells.
+
+    Raises:
+        TypeError: the line is no JSON object.
+    """
+    # For bytes json guesses the encoding, and accepts halves of surrogate pairs.
     row = json.loads(line.decode(), parse_constant=_no_constant)
     if not isinstance(row, dict):
         raise TypeError(f"not a JSON object but a {type(row).__name__}")
@@ -70,7 +74,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _key_part(content: Any) -> bytes | int | None:
-    """Return a cell as a part of a key: integers of 64 bits as such."""
+    """Return a cell as a part of a key; an integer of 64 bits stays an integer."""
     if type(content) is int and -(1 << 63) <= content < 1 << 63:
         return content
     return _cell(content)

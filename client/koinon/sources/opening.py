@@ -1,8 +1,8 @@
-"""Rows out of CSV, JSON lines and Parquet files, streaming: never a whole file in memory.
+"""Streams rows of CSV, JSON lines and Parquet files; never a whole file in memory.
 
-A source yields slabs: rows as (key, value) columns, the bad rows among what was read, and how far
-into the file that was. CSV cells are bytes as they stand in the file (``007`` stays ``007``); a
-whole row as JSON is compact and in the file's column order.
+A source yields slabs: rows as (key, value) columns, the bad rows among them, and the position in
+the file after them. CSV cells are the bytes in the file (``007`` stays ``007``); a whole row as
+JSON is compact and in the file's column order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 def format_of(path: Path, given: str | None) -> str:
-    """Return the format by option or by suffix (those of compression aside)."""
+    """Return the format, from the option or else from the suffix before one of compression."""
     if given:
         return given
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSED]
@@ -50,15 +50,15 @@ def format_of(path: Path, given: str | None) -> str:
 def open_source(
     path: Path, file_format: str, key: str, value: str | None, max_value_bytes: int | None = None
 ) -> Iterator[Slab]:
-    """Yield the slabs of a file; ``value`` None means the whole row as JSON. A value of more than
-    ``max_value_bytes`` makes a bad row. Raises as ``read_piece`` does.
+    """Yield the slabs of a file. ``value`` None: the whole row as JSON. A row whose value exceeds
+    ``max_value_bytes`` is a bad row. Raises as ``read_piece`` does.
     """
     taken = Taken(key=(key,), value=value)
     return read_piece(Piece(path), file_format, taken, SlabMaker(max_value_bytes))
 
 
 def pieces_of(path: Path, file_format: str, wanted: int) -> list[Piece]:
-    """Return a file of text in pieces of about so many bytes; one that is compressed whole."""
+    """Divide a text file into pieces of about ``wanted`` bytes; a compressed file is one piece."""
     if is_compressed(path):
         return [Piece(path)]
     delimiter = DELIMITERS.get(file_format)
@@ -68,7 +68,7 @@ def pieces_of(path: Path, file_format: str, wanted: int) -> list[Piece]:
 
 
 def read_piece(piece: Piece, file_format: str, taken: Taken, maker: Maker[Made]) -> Iterator[Made]:
-    """Yield the rows of a piece of a file, in lots, as the maker makes them.
+    """Yield the rows of a piece of a file, in lots built by the maker.
 
     Raises:
         InvalidArgumentError: a column is missing, or the file cannot be read as this format; the
@@ -92,5 +92,5 @@ def read_piece(piece: Piece, file_format: str, taken: Taken, maker: Maker[Made])
         if error.filename is not None:
             raise
         raise unreadable(path, str(error)) from error
-    except ValueError as error:  # pyarrow.ArrowInvalid among them
+    except ValueError as error:  # includes pyarrow.ArrowInvalid
         raise unreadable(path, str(error)) from error

@@ -1,8 +1,8 @@
-"""Row groups of a Parquet file as record batches, bounded by the bytes that they have in memory.
+"""Row groups of a Parquet file as record batches, with a limit on their bytes in memory.
 
 A file of some kB may hold gigabytes: each distinct value once, and for each row the number of its
-value. What a row takes is estimated for each row group, from the sizes that the file tells and the
-longest value in each dictionary.
+value. The size of a row is estimated for each row group, from the sizes in the file's metadata and
+the longest value in each dictionary.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4,
 def batches_of(
     path: Path, groups: Sequence[int], names: Sequence[str], types: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """Yield the rows of row groups as record batches of these columns, of plain types
-    (``plain_types``). A column that the file lacks is null, and of its type in ``types``.
+    """Yield the rows of row groups as record batches of these columns, in plain types
+    (``plain_types``). A column that the file lacks is null, with its type from ``types``.
 
     Raises:
         OSError: the file cannot be read, or is damaged.
@@ -58,7 +58,7 @@ def _completed(batch: Any, names: Sequence[str], types: Mapping[str, Any]) -> An
 
 
 def _rows_at_once(path: Path, file: Any, group: int, names: Sequence[str]) -> int:
-    """Return how many rows of a row group take about ``BATCH_BYTES``, one at least."""
+    """Return the number of a row group's rows that take about ``BATCH_BYTES``, one at least."""
     found = file.metadata.row_group(group)
     leaves = [
         (found.column(at), file.schema.column(at).length, _top(found.column(at), names))
@@ -77,8 +77,8 @@ def _rows_at_once(path: Path, file: Any, group: int, names: Sequence[str]) -> in
 
 
 def _top(leaf: Any, names: Sequence[str]) -> str:
-    """Return the column, of these, that a leaf is of; else the leaf's first name. Names may have
-    dots of their own.
+    """Return the column in ``names`` that a leaf belongs to; else the leaf's first name. Names may
+    contain dots.
     """
     path = str(leaf.path_in_schema)
     while path not in names and "." in path:
@@ -87,21 +87,21 @@ def _top(leaf: Any, names: Sequence[str]) -> str:
 
 
 def _bytes_of(leaf: Any, width: int, longest: int | None) -> int:
-    """Return the bytes that all values of a column in a row group take in memory, or more.
-    ``longest``: of its dictionary's values, where that is known.
+    """Return an upper bound of the memory that a column's values in a row group take, in bytes.
+    ``longest``: of the values in its dictionary, if known.
     """
     stored, values = int(leaf.total_uncompressed_size), int(leaf.num_values)
     if leaf.physical_type != "BYTE_ARRAY":
         return values * _WIDTHS.get(leaf.physical_type, width)
-    if leaf.has_dictionary_page:  # values beyond the dictionary are stored as they are
+    if leaf.has_dictionary_page:  # values that are not in the dictionary are stored directly
         return values * (stored if longest is None else longest) + stored
-    # a value may be all that the values before it have, and a few bytes
+    # delta encoding: a value may repeat all of the one before it, plus a few bytes
     return values * stored if "DELTA_BYTE_ARRAY" in leaf.encodings else stored
 
 
 def _longest(path: Path, file: Any, group: int, leaves: list[str]) -> dict[str, int]:
-    """Return the length of the longest value in the dictionaries of columns, as far as they begin
-    with other values than null.
+    """Return the length of the longest value in the columns' dictionaries, for columns that do not
+    begin with nulls only.
     """
     import pyarrow.parquet as pq
 
@@ -122,7 +122,7 @@ def _longest(path: Path, file: Any, group: int, leaves: list[str]) -> dict[str, 
 
 
 def _dictionaries(column: Any) -> Iterator[Any]:
-    """Yield the dictionaries of a column, or of the columns within it."""
+    """Yield the dictionaries of a column, and of the columns inside it."""
     import pyarrow as pa
 
     kind = column.type
@@ -165,11 +165,11 @@ def parquet_rows(path: Path, taken: Taken, maker: Maker[Made]) -> Iterator[Made]
 
 
 Row = tuple[bytes | None, bytes | None, Cells, str]
-"""A key, a value, the cells beside them, and why the row cannot be taken: "" if it can."""
+"""A key, a value, the other cells, and why the row cannot be stored: "" if it can."""
 
 
 def give(row: Row, maker: Maker[Any]) -> None:
-    """Have the maker take a row, or refuse it."""
+    """Add a row to the maker, or refuse it."""
     key, value, beside, fault = row
     if fault:
         maker.refuse(fault)
@@ -178,10 +178,10 @@ def give(row: Row, maker: Maker[Any]) -> None:
 
 
 def rows_of(batch: Any, taken: Taken) -> Iterator[Row]:
-    """Return the rows of a record batch of plain types.
+    """Yield the rows of a record batch of plain types.
 
     Raises:
-        InvalidArgumentError: a column has a type that has no form.
+        InvalidArgumentError: a column has a type that cannot be encoded.
     """
     from koinon.spark.encoding.faults import undecodable_columns
     from koinon.spark.encoding.keys import encode_keys

@@ -13,8 +13,8 @@ SLAB_BYTES = 8 * 1024 * 1024
 
 @dataclass(kw_only=True)
 class BadRow:
-    """A row that cannot be stored. ``row`` counts from 1, a header not included; ``line`` is where
-    it begins in the file, 0 where the reader does not see lines (``lines_of`` finds it).
+    """A row that cannot be stored. ``row`` counts from 1, without a header; ``line`` is the line
+    where it begins in the file, 0 if the reader does not know lines (``lines_of`` finds it).
     """
 
     row: int
@@ -30,7 +30,7 @@ class Slab:
     values: list[bytes] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     position: int = 0
-    """Bytes of the file behind these rows (estimated where a format hides it)."""
+    """Bytes of the file up to the end of these rows (an estimate if the format does not tell)."""
 
 
 class SlabMaker:
@@ -38,7 +38,7 @@ class SlabMaker:
 
     def __init__(self, max_value_bytes: int | None = None) -> None:
         self.row = 0
-        self.line = 0  # of the file; 0 where lines are not seen
+        self.line = 0  # line in the file; 0 if the reader does not know lines
         self._max_value_bytes = max_value_bytes
         self._taken = 0
         self._skip = 0
@@ -46,7 +46,9 @@ class SlabMaker:
         self._bytes = 0
 
     def start_again(self) -> None:
-        """The file is read from its start once more: pass over the rows that were taken."""
+        """Prepare for reading the file again from its start: skip the rows that were already
+        taken.
+        """
         self.row, self._skip = 0, self._taken
         self._slab, self._bytes = Slab(), 0
 

@@ -1,4 +1,4 @@
-"""The keys and values that are taken of each row of a file, and the maker that is given them."""
+"""The columns that are read from each row of a file, and the interface that receives the rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Made = TypeVar("Made", covariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """The columns that are taken of each row. ``value`` None: the whole row, as ``encoding`` says.
-    ``beside``: columns whose cells go along as texts.
+    """The columns that are read from each row. ``value`` None: the whole row, encoded as
+    ``encoding``. ``beside``: further columns, whose cells are read as texts.
     """
 
     key: tuple[str, ...]
@@ -24,7 +24,7 @@ class Taken:
 
     @property
     def columns(self) -> list[str] | None:
-        """All columns that are named, each once; None: whole rows are taken."""
+        """All named columns, each once; None: whole rows are read."""
         if self.value is None:
             return None
         return list(dict.fromkeys((*self.key, self.value, *self.beside)))
@@ -39,32 +39,36 @@ Cells = tuple[bytes | None, ...]
 
 
 class Maker(Protocol[Made]):
-    """Takes rows one by one and makes lots of them. ``row`` counts the rows from 1, good and bad;
-    ``line`` is the reader's place in the file, 0 where it does not see lines.
+    """Receives rows one by one and builds lots. ``row`` counts the rows from 1, good and bad;
+    ``line`` is the reader's line in the file, 0 if it does not know lines.
     """
 
     row: int
     line: int
 
     def add(self, key: bytes | None, value: bytes | None, beside: Cells = ()) -> None:
-        """Take a row."""
+        """Add a row."""
 
     def refuse(self, reason: str, text: bytes = b"") -> None:
-        """Count a row that cannot be read. ``text``: the row, where the reader has it."""
+        """Count a row that cannot be read. ``text``: the row, if the reader has it."""
 
     @property
     def full(self) -> bool:
-        """True when ``take`` is to be called before more is added."""
+        """True when ``take`` must be called before another row is added."""
 
     def take(self, position: int) -> Made:
-        """Return the rows since the last call. ``position``: bytes of the file behind them."""
+        """Return a lot of the rows since the last call. ``position``: bytes of the file up to their
+        end.
+        """
 
     def start_again(self) -> None:
-        """The file is read from its start once more: pass over the rows that were taken."""
+        """Prepare for reading the file again from its start: skip the rows that were already
+        taken.
+        """
 
 
 def check_columns(file: str, names: list[str], wanted: tuple[str, ...]) -> None:
-    """Raise InvalidArgumentError unless each wanted column is there, and no name comes twice."""
+    """Raise InvalidArgumentError unless each wanted column exists, and no name occurs twice."""
     if repeated := sorted({repr(name) for name in names if names.count(name) > 1}):
         raise InvalidArgumentError(
             field="column",

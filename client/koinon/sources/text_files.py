@@ -1,4 +1,4 @@
-"""Text files: how they are opened, and pieces of them in which whole rows lie."""
+"""Text files: opening them, and dividing them into pieces that contain whole rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from typing import IO, Any, cast
 from koinon_proto.contract.errors import InvalidArgumentError
 
 LINE_BYTES_MAX = 64 * 1024 * 1024
-_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # UTF-32's begins as 16's
+# UTF-32's mark begins with UTF-16's
+_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 _COUNTED_BYTES = 4 * 1024 * 1024
 
 
 def unreadable(path: Path, reason: str) -> InvalidArgumentError:
-    """Return the error of a file that cannot be read."""
+    """Build the error for a file that cannot be read."""
     return InvalidArgumentError(field="file", reason=f"{path.name}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes ``[start, end)`` of a file that is not compressed, in which whole rows lie; start 0:
-    from its first row, end None: to its last one. A compressed file is one piece.
+    """Bytes ``[start, end)`` of an uncompressed file, which contain whole rows. Start 0: from the
+    first row; end None: to the last one. A compressed file is one piece.
     """
 
     path: Path
@@ -49,8 +50,8 @@ def is_compressed(path: Path) -> bool:
 
 
 def open_text(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
-    """Open a file behind its byte order mark, uncompressed by its suffix. Return it, and what tells
-    how far the file on disk is read, which is 0 in a pipe.
+    """Open a file, decompressed according to its suffix and positioned behind its byte order mark.
+    Return it, with a function that returns how far the file on disk was read (0 for a pipe).
 
     Raises:
         InvalidArgumentError: it is UTF-16 or UTF-32.
@@ -68,10 +69,10 @@ def open_text(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
 
 
 class Bounded:
-    """The next bytes of a file, up to the end of a piece."""
+    """The rest of a file, up to the end of a piece."""
 
     def __init__(self, file: IO[bytes], piece: Piece) -> None:
-        """``file`` is at the piece's first row, or at its start."""
+        """``file`` is positioned at the piece's first row, or at its start."""
         if piece.start:
             file.seek(piece.start)
         self._file = file
@@ -81,7 +82,7 @@ class Bounded:
         return self._counted(self._file.read(self._at_most(size)))
 
     def lines(self) -> Iterator[bytes]:
-        """Yield lines; one of more than ``LINE_BYTES_MAX`` comes in parts."""
+        """Yield lines; a line longer than ``LINE_BYTES_MAX`` comes in parts."""
         if self._left is None:
             yield from iter(partial(self._file.readline, LINE_BYTES_MAX), b"")
         while line := self._counted(self._file.readline(self._at_most(LINE_BYTES_MAX))):
@@ -97,8 +98,8 @@ class Bounded:
 
 
 def line_ends(path: Path, wanted: int) -> Iterator[int]:
-    """Yield where lines of a file that is not compressed end: one about every ``wanted`` bytes, and
-    the end of the file.
+    """Yield positions where lines of an uncompressed file end, one about every ``wanted`` bytes,
+    and the end of the file.
     """
     file, _ = open_text(path)
     size, cut = path.stat().st_size, 0
@@ -110,7 +111,7 @@ def line_ends(path: Path, wanted: int) -> Iterator[int]:
 
 
 def _pass_over_line(file: IO[bytes]) -> bool:
-    """Go to the end of the line, which may be longer than memory; return whether there is one."""
+    """Skip to the end of the line, which may be larger than memory; return whether there is one."""
     found = False
     while line := file.readline(_COUNTED_BYTES):
         found = True
@@ -120,7 +121,9 @@ def _pass_over_line(file: IO[bytes]) -> bool:
 
 
 def lines_before(file: IO[bytes], end: int) -> int:
-    """Return how many lines a file has before byte ``end``, where it is then."""
+    """Return the number of lines before byte ``end`` of a file, and leave the file at that
+    position.
+    """
     file.seek(0)
     lines = 0
     while (left := end - file.tell()) > 0 and (block := file.read(min(left, _COUNTED_BYTES))):

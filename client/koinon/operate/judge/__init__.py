@@ -1,1 +1,1 @@
-"""Judgement of what was observed: health, machines, hot spots, sizes, progress. Free of I/O."""
+"""Judgement of observations: health, machines, hotspots, sizes, progress. Free of I/O."""

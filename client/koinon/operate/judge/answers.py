@@ -1,6 +1,6 @@
-"""Answers about a cluster: plain data, as ``--json`` prints it and any console can show it.
+"""Answers about a cluster: plain data, which ``--json`` prints and any console can show.
 
-The fields' names are the keys of the JSON. They never change; new ones may come.
+The fields' names are the keys of the JSON. They never change; new ones may be added.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def partition_counts(table: Table | None) -> PartitionCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorAnswer:
-    """One coordinator; ``active`` is None where the one that answers does not lead."""
+    """One coordinator; ``active`` is None if the answering one does not lead."""
 
     id: str
     address: str
@@ -81,8 +81,8 @@ def coordinators_of(status: ClusterStatus) -> list[CoordinatorAnswer]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStats:
-    """The last figures that a live node has told. ``records`` counts the records of all copies
-    there; deleted ones count until they are purged.
+    """The last figures that a live node has reported. ``records`` counts the records of all its
+    copies; deleted ones count until they are purged.
     """
 
     heard_ms_ago: int
@@ -99,7 +99,7 @@ class NodeStats:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAnswer:
-    """One node: what it holds and does. ``stats`` is None while it is not heard of."""
+    """One node: its data and its traffic. ``stats`` is None if it has not reported."""
 
     id: str
     number: int
@@ -141,7 +141,7 @@ def _stats_of(status: ClusterStatus, number: int) -> NodeStats | None:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusAnswer:
-    """The whole of a cluster's status, and its judgement."""
+    """A cluster's status, and the judgement of it."""
 
     ok: bool
     summary: str
@@ -221,7 +221,7 @@ class PartitionAnswer:
 
 
 def partition_fields(row: PartitionRow, table: Table) -> dict[str, Any]:
-    """Return the values of a PartitionAnswer that are not the row's own."""
+    """Return the fields of a PartitionAnswer that the row itself does not have."""
 
     def name(number: int) -> str | None:
         return node_name(table, number) if number in table.nodes else None
@@ -241,11 +241,11 @@ def partition_answer(row: PartitionRow, table: Table) -> PartitionAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyAnswer(PartitionAnswer):
-    """The place of a key: what of it is hashed, and the partition that it is in."""
+    """The place of a key: its hashed bytes, and its partition."""
 
     key: bytes
     routing_bytes: bytes
-    hash: str  # of md5 it has more than 64 bits
+    hash: str  # md5 has more than 64 bits
     address: str | None = field(metadata=HIDDEN)
 
 
@@ -277,7 +277,7 @@ def key_answers(table: Table, keyspace: str, keys: Iterable[bytes]) -> list[KeyA
 
 @dataclass(frozen=True, kw_only=True)
 class CopyAnswer:
-    """One replica of a partition: its node, and how far it is."""
+    """One replica of a partition: its node, and how complete it is."""
 
     node: str | None
     address: str | None
@@ -289,7 +289,7 @@ class CopyAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class OnePartitionAnswer(PartitionAnswer):
-    """A partition with its size (None: no node leads it) and its copies."""
+    """A partition with its size (None: it has no primary) and its copies."""
 
     records: int | None
     bytes: int | None
@@ -305,7 +305,7 @@ def serves(number: NodeNumber, table: Table) -> bool:
 def one_partition(
     row: PartitionRow, table: Table, size: PartitionSize | None, copies: Mapping[int, Checksum]
 ) -> OnePartitionAnswer:
-    """Return the partition; ``copies`` are what nodes said of theirs."""
+    """Build the answer for a partition; ``copies``: the nodes' reports on their copies."""
     return view(
         OnePartitionAnswer,
         row,
@@ -341,7 +341,9 @@ def _copy_of(
 
 @dataclass(frozen=True, kw_only=True)
 class KeyspaceAnswer:
-    """The settings of a keyspace; ``online`` counts its partitions, where the table is known."""
+    """The settings of a keyspace; ``online`` counts its online partitions, if the table is
+    known.
+    """
 
     name: str
     id: int
@@ -374,7 +376,7 @@ def keyspace_answer(keyspace: Keyspace, table: Table | None = None) -> KeyspaceA
 
 @dataclass(frozen=True, kw_only=True)
 class KeyspaceChanged:
-    """One keyspace; after a change with the nodes that have not confirmed it."""
+    """One keyspace after a change, with the nodes that have not confirmed it."""
 
     keyspace: KeyspaceAnswer
     nodes_behind: list[str] | None = field(default=None, metadata=IF_KNOWN)

@@ -1,8 +1,8 @@
-"""The cluster at one moment and the changes since the first look, as ``koinon top`` shows them.
+"""The cluster at one moment and the changes since the first poll, as ``koinon top`` shows them.
 
 ``Observer`` asks the coordinators for status, moves and loads, and the nodes for their counters.
-``Overview`` is pure: it accumulates observations, each of which has its time. A server that does
-not answer is named; its last known state stays on the screen.
+``Overview`` is pure: it accumulates observations with their times. A server that does not answer is
+named; its last known state stays visible.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from koinon_proto.contract.table import NodeInfo, NodeStatus, Table
 
 HOT_MAX = 64
 EVENTS_MAX = 50
-_LOOKS_WITHOUT_MOVES = 4  # while nothing moves, moves are asked for every so many looks
+_LOOKS_WITHOUT_MOVES = 4  # while nothing moves, moves are requested only in every so many polls
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """The answers of one look. ``moves`` and ``loads`` are None where there was no answer."""
+    """The answers of one poll. ``moves`` and ``loads`` are None if there was no answer."""
 
-    at: float  # by a clock that is never set
+    at: float  # by a monotonic clock
     unix_s: float
     status: ClusterStatus | None
     failure: str = ""  # why there is no status
@@ -69,24 +69,24 @@ class Observation:
 
 
 class Observer(Closing):
-    """Looks at a cluster, again and again. One thread at a time."""
+    """Polls a cluster repeatedly. One thread at a time."""
 
     def __init__(self, admin: Admin, *, timeout_s: float) -> None:
-        """``timeout_s``: how long a node may take to answer; ``admin`` has its own."""
+        """``timeout_s``: the timeout of a node's answer; ``admin`` has its own."""
         self._admin = admin
         self._traffic = TrafficClient()
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="observer")
         self._table: Table | None = None  # of the last status
-        self._led = False  # by who was asked last
-        self._looks_without = _LOOKS_WITHOUT_MOVES  # since moves were asked for
+        self._led = False  # the coordinators that answered last
+        self._looks_without = _LOOKS_WITHOUT_MOVES  # polls since moves were requested
 
     def close(self) -> None:
         self._traffic.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def look(self) -> Observation:
-        """Ask everybody; returns after the time-outs at the latest."""
+        """Ask all servers; return after the timeouts at the latest."""
         at, unix_s = time.monotonic(), time.time()
         early = self._counters() if self._table is not None else None
         moves = self._moves() if self._led and self._table is not None else None
@@ -99,7 +99,7 @@ class Observer(Closing):
             self._table = status.table
         loads = None
         self._led = status is not None and status.is_leader
-        if not self._led:  # what it says may be older than the moves are
+        if not self._led:  # the status may be older than the moves
             moves, self._looks_without = None, _LOOKS_WITHOUT_MOVES
         elif self._table is not None:
             loads = self._loads(self._table)
@@ -119,8 +119,9 @@ class Observer(Closing):
         return self._threads.submit(self._traffic.counters, self._table, self._timeout_s)
 
     def _moves(self) -> MovesView | None:
-        """Ask for the moves, now and then where there were none: each question costs the
-        coordinators a status. Before the status is asked, for that shows what became of those gone.
+        """Ask for the moves. If there were none, ask only at intervals, since each request costs
+        the coordinators a status. Ask before the status, which shows the result of moves that are
+        gone.
         """
         assert self._table is not None
         self._looks_without += 1
@@ -130,12 +131,12 @@ class Observer(Closing):
         try:
             moves = self._admin.moves()
         except KoinonError:
-            return None  # the status tells
+            return None  # the status shows this
         self._looks_without = 0 if not moves.moves else _LOOKS_WITHOUT_MOVES
         return moves
 
     def _loads(self, table: Table) -> Sequence[LoadView] | None:
-        """Ask for the loads where there can be any."""
+        """Ask for the loads if there can be any."""
         if not table.loads:
             return ()
         try:
@@ -146,8 +147,8 @@ class Observer(Closing):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """One node as it is now. ``silent`` says why it does not count, '' if it does; ``lag`` is how
-    far its copies are behind their primaries, None where no primary streams to it.
+    """One node as it is now. ``silent`` says why its figures do not count, '' if they do; ``lag``:
+    how far its copies are behind their primaries, None if no primary streams to it.
     """
 
     info: NodeInfo
@@ -163,8 +164,8 @@ class NodeView:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The cluster at one moment. ``status`` is the last that was heard, ``failure`` why there is
-    no newer one. Rates are None until there were two looks.
+    """The cluster at one moment. ``status`` is the last one received, ``failure`` says why there is
+    no newer one. Rates are None until the second poll.
     """
 
     unix_s: float
@@ -179,7 +180,7 @@ class View:
     loads: Sequence[LoadView]
     leader_changes: int
     primary_changes: int
-    events: Sequence[tuple[float, str]]  # Unix time and what, the newest last
+    events: Sequence[tuple[float, str]]  # Unix time and text, the newest last
 
     @property
     def table(self) -> Table | None:
@@ -190,19 +191,19 @@ class Overview:
     """Accumulates observations, in the order of their times."""
 
     def __init__(self) -> None:
-        self._before: Observation | None = None  # the last one
-        self._status: ClusterStatus | None = None  # the last that was heard
-        self._leader = ("", 0)  # id and term; the greatest term that was seen
+        self._before: Observation | None = None  # the last observation
+        self._status: ClusterStatus | None = None  # the last status received
+        self._leader = ("", 0)  # id and term of the leader with the greatest term so far
         self._leader_changes = 0
         self._primary_changes = 0
         self._tracker = MovesTracker()
         self._moves: Snapshot | None = None  # None while nothing moves
         self._loads: Sequence[LoadView] = ()
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_MAX)
-        self._now = 0.0  # Unix time of the observation that is being taken
+        self._now = 0.0  # Unix time of the observation that is being added
 
     def update(self, seen: Observation) -> View:
-        """Add an observation; return the cluster as it is known with it."""
+        """Add an observation; return the cluster's state after it."""
         if seen.status is not None:
             self._note_changes(seen.status, seen.unix_s)
             self._status = seen.status
@@ -249,7 +250,7 @@ class Overview:
 
     def _note_moves(self, moves: MovesView, at: float, status: ClusterStatus | None) -> None:
         if not moves.moves and (self._moves is None or self._moves.ended):
-            self._tracker, self._moves = MovesTracker(), None  # the next ones count from nothing
+            self._tracker, self._moves = MovesTracker(), None  # later moves are counted from zero
             return
         table = status.table if status is not None else None
         if table is None:
@@ -285,7 +286,7 @@ class Overview:
 
 
 def _of_width(nodes: Mapping[int, NodeCounters], partitions: int) -> dict[int, NodeCounters]:
-    """Return the counters that have this many partitions. A cluster never changes its number, but
+    """Return the counters with this number of partitions. A cluster's number never changes, but
     another cluster may have started at the same addresses.
     """
     return {n: c for n, c in nodes.items() if c.counts.shape == (MEASURES, partitions)}
@@ -322,7 +323,7 @@ def _nodes(status: ClusterStatus, counters: Counters, found: Rates | None) -> li
 
 
 def total(nodes: Sequence[NodeView]) -> Columns:
-    """Return the rates of all nodes together."""
+    """Return the sum of all nodes' rates."""
     whole: Columns = sum(
         (node.rates for node in nodes if node.rates is not None), start=np.zeros(MEASURES)
     )
@@ -334,7 +335,7 @@ def total(nodes: Sequence[NodeView]) -> Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class TopNode:
-    """One node at a moment; the rates are None until there were two looks, and then left out."""
+    """One node at a moment; the rates are left out before the second poll."""
 
     id: str
     status: NodeStatus
@@ -369,7 +370,7 @@ class TopMoves:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A change that was seen."""
+    """A change between two polls."""
 
     at_ms: int
     what: str
@@ -397,7 +398,7 @@ class TopAnswer:
 
 
 def top_answer(seen: View, *, hottest_max: int, events_max: int) -> TopAnswer:
-    """Return a moment for programs."""
+    """Return a view for programs."""
     status, table, moves = seen.status, seen.table, seen.moves
     return TopAnswer(
         at_ms=int(seen.unix_s * 1000),

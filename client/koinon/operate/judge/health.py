@@ -1,4 +1,4 @@
-"""Judges a cluster's status: names what is wrong and what to do about it, and what is under way.
+"""Judges a cluster's status: its problems and their remedies, and work under way.
 
 Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given).
 """
@@ -36,20 +36,22 @@ from koinon_proto.contract.table import (
 
 _NAMED_MAX = 5
 UNEVEN = 1.25
-"""A node with more than so many times its share of replicas is worth a note."""
+"""A node with more than this many times its share of replicas is worth a note."""
 SCANT = 0.5
-"""So is one with less than this part of it, even where no other has too much."""
+"""A node with less than this part of its share is worth a note, even if no other has too much."""
 FLAPPING_CHANGES, FLAPPING_TERMS = 6, 12
-"""So many changes of the leader, or terms, in ten minutes are more than restarts explain."""
+"""More changes of the leader or of the term than this in ten minutes are not explained by
+restarts.
+"""
 FLAPPING_QUIET_MS = 2 * 60_000
-"""After so long without an election, leadership stays again."""
+"""Leadership counts as stable after this time without an election."""
 IDLE_MS = 5 * 60_000
-"""A load that was not touched for so long may have lost its job."""
+"""A load that was not touched for this long may have lost its job."""
 
 
 def summary(status: ClusterStatus, found: list[str] | None = None) -> str:
-    """Return in one line whether all is well and, if not, what is most urgent and what to do.
-    ``found``: the problems, where they are known already: each partition is looked at for them.
+    """Return one line that says whether all is well, or else the most urgent problem and its
+    remedy. ``found``: the problems, if known already; finding them looks at each partition.
     """
     found = problems(status) if found is None else found
     table = status.table
@@ -72,7 +74,7 @@ def _headline(status: ClusterStatus) -> str:
 
 
 def problems(status: ClusterStatus) -> list[str]:
-    """Return the problems, each with its cure, the most urgent first; [] if all is well."""
+    """Return the problems with their remedies, the most urgent first; [] if all is well."""
     found = []
     if not status.leader_id:
         known = "" if status.table is None else "; what else is shown was known last"
@@ -112,8 +114,7 @@ def _flapping(status: ClusterStatus) -> list[str]:
 
 
 def _elections(status: ClusterStatus) -> str:
-    """The leaders and terms of the last minutes: ``7 changes of the leader in 10 min, from term 72
-    to 117``."""
+    """Describe the recent elections: ``7 changes of the leader in 10 min, from term 72 to 117``."""
     seen = status.elections
     changes = count(seen.leader_changes, "change") + " of the leader"
     return (
@@ -129,7 +130,7 @@ def _silent_coordinators(status: ClusterStatus) -> list[str]:
     voters = [c.member_id for c in silent if c.voter]
     verb, them = ("does", "it") if len(voters) == 1 else ("do", "them")
     again = f"coordinator {', '.join(voters)} {verb} not answer: start {them} again"
-    # Whether a learner has ever run is not known: it may have been added before it was started.
+    # A learner may have been added before it was ever started.
     return [again] * bool(voters) + [
         f"coordinator {c.member_id}, which does not vote yet, does not answer: start it at "
         f"{c.address} with --join, or 'koinon admin coordinators remove {c.member_id}' takes it out"
@@ -186,7 +187,7 @@ def _of_security(status: ClusterStatus) -> list[str]:
 
 
 def _is_local(address: str) -> bool:
-    """Return whether an address is one that only its own machine reaches; no name is looked up."""
+    """Return whether only its own machine can reach an address; names are not resolved."""
     host = address.rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -248,7 +249,9 @@ def _of_nodes(table: Table) -> list[str]:
 
 
 def _uneven(table: Table) -> list[str]:
-    """Replicas by the nodes' weights, and primaries that are not where they are wanted."""
+    """Return remarks on replicas that do not match the nodes' weights, and on primaries that are
+    not the preferred ones.
+    """
     if any(row.adding or row.removing for row in table.used_rows):
         return []
     found = []
@@ -265,7 +268,9 @@ def _uneven(table: Table) -> list[str]:
 
 
 def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
-    """Between racks replicas are bound to lie as unevenly as nodes do."""
+    """Return remarks on the nodes of one rack: replicas are balanced inside racks only, since
+    between racks they are bound to differ as the nodes do.
+    """
     nodes = [n for n in table.nodes.values() if n.rack == rack and n.status is NodeStatus.ACTIVE]
     nodes = [node for node in nodes if held[node.number]]
     weights = sum(node.weight for node in nodes)
@@ -297,7 +302,7 @@ def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
 
 
 def _could_lead(table: Table, row: PartitionRow) -> bool:
-    """Return whether another node leads though the preferred one could."""
+    """Return whether another node leads although the preferred one could."""
     preferred = row.replicas[0] if row.replicas else row.primary
     return (
         row.status is PartitionStatus.ONLINE
@@ -354,7 +359,9 @@ def _table_problems(status: ClusterStatus) -> list[str]:
 
 
 def _unserved(table: Table) -> list[str]:
-    """Partitions without a primary, but for those that have lost their stores."""
+    """Return the problem of partitions without a primary, except those that have lost their
+    stores.
+    """
     unserved = [
         row
         for row in table.used_rows
@@ -471,14 +478,16 @@ def _missing(table: Table, rows: Iterable[PartitionRow]) -> str:
 
 
 def is_short(row: PartitionRow) -> bool:
-    """Return whether a partition with a primary lacks a copy in sync; one being added is none."""
+    """Return whether a partition with a primary lacks a copy in sync; copies being added do not
+    count.
+    """
     return row.status is not PartitionStatus.OFFLINE and any(
         number not in row.in_sync and number not in row.adding for number in row.target
     )
 
 
 def replicas_by_node(table: Table) -> Counter[int]:
-    """Return how many replicas each node has, by node number."""
+    """Return the number of replicas of each node, by node number."""
     return Counter(number for row in table.used_rows for number in row.replicas)
 
 

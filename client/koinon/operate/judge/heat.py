@@ -1,4 +1,4 @@
-"""Answers about traffic: the hottest partitions and keys, and how uneven it is."""
+"""Answers about traffic: the hottest partitions and keys, and how uneven the traffic is."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def hot_partition(one: HotPartition, table: Table) -> HotPartitionAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class SkewAnswer:
-    """The unevenness of partitions, and what chance alone would make of so many rows."""
+    """The unevenness of partitions, and the unevenness that chance alone would cause for so many
+    rows.
+    """
 
     max_over_mean: float
     coefficient_of_variation: float
@@ -110,7 +112,7 @@ class SkewAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class HotAnswer:
-    """The traffic of some seconds."""
+    """The traffic of the measured seconds."""
 
     seconds: float
     by: RankBy
@@ -126,7 +128,7 @@ class HotAnswer:
 
 
 def hot_answer(survey: Survey, table: Table, by: RankBy, *, shown: int, keys: int) -> HotAnswer:
-    """Return what a survey has found: at most ``shown`` partitions with ``keys`` keys each."""
+    """Build the answer from a survey: at most ``shown`` partitions with ``keys`` keys each."""
     rates, sample = survey.rates, survey.sample if keys else None
     found: Sequence[HotPartition] = hottest(rates, by, shown, sample=sample, keys_max=keys)
     skew: Skew = skew_of(rates.heat(by))

@@ -1,6 +1,6 @@
-"""Hot spots: rates by partition and node, their unevenness, and the keys that make them.
+"""Hotspots: rates by partition and node, their unevenness, and the keys that cause them.
 
-Pure: judges counters and samples that somebody has asked for.
+Pure: judges counters and samples that the caller has requested.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 Columns = npt.NDArray[np.float64]
-"""Four rows (reads, writes, read bytes, written bytes), a column a partition, or one for all."""
+"""Four rows (reads, writes, read bytes, written bytes), with a column for each partition, or one
+for all.
+"""
 
 READS, WRITES, READ_BYTES, WRITTEN_BYTES = range(4)
 MEASURES = 4
 
 HOT_TIMES_MEAN = 3.0
-"""A partition with so much more than the mean is worth a remark."""
+"""A partition with this many times the mean is worth a remark."""
 KEY_SHARE = 0.3
-"""A key with so much of its partition's rows makes its heat."""
+"""A key with this share of its partition's rows counts as the cause of its heat."""
 FEW_ROWS = 1_000
-"""With fewer rows than this seen, figures of partitions are mostly chance."""
+"""If fewer rows than this were counted, figures of partitions are mostly chance."""
 HOT_ROWS = 50
 """A partition with fewer rows than this may be hot by chance."""
 KEY_TAKEN = 5
-"""A key that was sampled less often than this may be there by chance."""
+"""A key with fewer samples than this may be there by chance."""
 
 
 class RankBy(IntEnum):
@@ -49,7 +51,7 @@ _RANKED: dict[RankBy, tuple[int, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerLag:
-    """The records that a primary has sent to a follower, and the follower has not acknowledged."""
+    """The records that a primary has sent to a follower and the follower has not acknowledged."""
 
     node_number: int
     records: int
@@ -68,29 +70,31 @@ class NodeCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Per second: ``partitions`` by partition, over all nodes; ``nodes`` over all partitions."""
+    """Rates per second: ``partitions`` by partition, summed over nodes; ``nodes`` by node, summed
+    over partitions.
+    """
 
     partitions: Columns
     nodes: Mapping[int, Columns] = field(default_factory=dict)
-    rows: int = 0  # that were counted, of all partitions
+    rows: int = 0  # number of counted rows, of all partitions
 
     def by_chance(self) -> float:
-        """Return about which coefficient of variation rows have that are spread at random."""
+        """Return the approximate coefficient of variation of rows that are spread at random."""
         return float(np.sqrt(self.partitions.shape[1] / self.rows)) if self.rows else 0.0
 
     def heat(self, by: RankBy) -> Columns:
-        """Return what each partition is ranked by."""
+        """Return the measure by which each partition is ranked."""
         return heat_of(self.partitions, by)
 
     @property
     def total(self) -> Columns:
-        """All of it, by measure."""
+        """The sum over partitions, by measure."""
         whole: Columns = self.partitions.sum(axis=1)
         return whole
 
 
 def heat_of(columns: Columns, by: RankBy) -> Columns:
-    """Return what is ranked by: rows, rows of one kind, or bytes."""
+    """Return the ranked measure: rows, rows of one kind, or bytes."""
     chosen: Columns = columns[list(_RANKED[by])].sum(axis=0)
     return chosen
 
@@ -102,8 +106,9 @@ def rates(
     partitions: int,
     seconds: float,
 ) -> Rates:
-    """Return the rates between two looks that were ``seconds`` apart. A node whose process began in
-    between counts from its beginning; one that did not answer the first time counts not at all.
+    """Return the rates between two readings of the counters, ``seconds`` apart. A node whose
+    process began in between counts from its start; one that did not answer the first time is left
+    out.
     """
     whole = np.zeros((MEASURES, partitions))
     nodes: dict[int, Columns] = {}
@@ -124,7 +129,9 @@ def rates(
 
 
 def behind(counters: Mapping[int, NodeCounters]) -> dict[int, FollowerLag]:
-    """Return how far behind their primaries followers are: all records, the greatest age."""
+    """Return the lag of followers behind their primaries, by node: the sum of records, the greatest
+    age.
+    """
     found: dict[int, FollowerLag] = {}
     for node in counters.values():
         for lag in node.followers:
@@ -138,12 +145,12 @@ def behind(counters: Mapping[int, NodeCounters]) -> dict[int, FollowerLag]:
     return found
 
 
-# --- how uneven it is ----------------------------------------------------------------------------
+# --- unevenness ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skew:
-    """The unevenness of partitions' heat; both numbers are 0 where there is no heat."""
+    """The unevenness of partitions' heat; both numbers are 0 if there is no heat."""
 
     max_over_mean: float
     coefficient_of_variation: float
@@ -181,7 +188,7 @@ class SampledRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledKey:
-    """A key of a partition, its estimated rates, and by how many rows they are estimated."""
+    """A key of a partition, its estimated rates, and the number of rows behind the estimate."""
 
     partition_id: int
     key: bytes
@@ -192,7 +199,7 @@ class SampledKey:
 
 @dataclass(frozen=True, kw_only=True)
 class KeySample:
-    """The keys that came most often, and how much they are founded on."""
+    """The most frequent keys, and the numbers of rows behind them."""
 
     keys: Sequence[SampledKey] = ()
     read: SampledRows = field(default_factory=SampledRows)
@@ -201,7 +208,7 @@ class KeySample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotKey:
-    """A key, and its share of the rows of its partition (of those ranked by)."""
+    """A key, and its share of the partition's rows of the ranked kind."""
 
     key: bytes
     reads_per_second: float
@@ -211,13 +218,13 @@ class HotKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotPartition:
-    """A partition, with the share of all heat that is its own."""
+    """A partition, and its share of the total heat."""
 
     partition_id: int
     per_second: Columns
     share: float
     times_mean: float
-    rows: int  # about how many were counted
+    rows: int  # approximate number of counted rows
     keys: tuple[HotKey, ...]
 
 
@@ -229,7 +236,7 @@ def hottest(
     sample: KeySample | None = None,
     keys_max: int = 0,
 ) -> list[HotPartition]:
-    """Return the partitions with the most heat, the hottest first, those without any left out."""
+    """Return the partitions with the most heat, the hottest first, without those that have none."""
     heat = found.heat(by)
     total, mean = float(heat.sum()), float(heat.mean()) if len(heat) else 0.0
     order = np.argsort(-heat, kind="stable")[:partitions_max]
@@ -254,7 +261,9 @@ def hottest(
 def _hot_keys(
     keys: Sequence[SampledKey], per_second: Columns, by: RankBy, keys_max: int
 ) -> tuple[HotKey, ...]:
-    """Keys are ranked by rows also where partitions are ranked by bytes."""
+    """Return the hottest keys of a partition. Keys are ranked by rows even if partitions are ranked
+    by bytes.
+    """
     rows_by = RankBy.ALL if by is RankBy.BYTES else by
     whole = float(heat_of(per_second, rows_by))
 
@@ -277,9 +286,7 @@ def _hot_keys(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotGroup:
-    """Keys that a router leads together, by the bytes that it takes of them, and their share of the
-    sampled rows of their partition.
-    """
+    """Keys with the same routing bytes, and their share of the sampled rows of their partition."""
 
     routing_bytes: bytes
     share: float
@@ -288,8 +295,8 @@ class HotGroup:
 def group_of(
     partition_id: int, keys: Sequence[SampledKey], routing_bytes: Callable[[bytes], bytes]
 ) -> HotGroup | None:
-    """Return the group of several keys that makes most of the partition's sampled rows, if it makes
-    so much of them that a single key would be blamed for it.
+    """Return the group of several keys with the most sampled rows of the partition, if its share is
+    large enough to make a single key the cause.
     """
     rows: dict[bytes, float] = {}
     members: dict[bytes, int] = {}
@@ -312,15 +319,15 @@ def group_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blamed:
-    """A hot partition, and the key that makes it so; None: no single one does."""
+    """A hot partition, and the key that causes its heat; None: no single key does."""
 
     partition: HotPartition
     key: HotKey | None
 
 
 def blame(hot: Sequence[HotPartition], rows: int) -> list[Blamed]:
-    """Return the partitions that are far hotter than the mean, each with what makes it so. Where
-    few rows were seen, nothing is blamed: the heat may be chance.
+    """Return the partitions that are far hotter than the mean, each with the cause. If few rows
+    were counted, return none: the heat may be chance.
     """
     if rows < FEW_ROWS:
         return []

@@ -1,5 +1,5 @@
-"""Judges the machines under a cluster's nodes: room in stores and on disks, disks that are slow or
-hang, clocks, stores that are old. Each line names the node, what is wrong and what to do. Pure.
+"""Judges the machines of a cluster's nodes: room in stores and on disks, slow or hanging disks,
+clocks, old stores. Each line names the node, the problem and the remedy. Pure.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from koinon.operate.wording import count, node_name
 from koinon_proto.contract.table import NodeInfo, NodeNumber
 
 FULL = 0.95
-"""A store that holds so much of what it may is about to refuse writes."""
+"""A store with this share of its limit in use is about to refuse writes."""
 FILLING = 0.8
 DISK_FREE_SHARE_MIN = 0.05
 DISK_FREE_BYTES_ENOUGH = 4 << 30
-"""A disk is scarce with less than both."""
+"""A disk is nearly full if it has less than both."""
 CLOCK_SKEW_MS_MAX = 500
-"""Clocks under NTP are within some milliseconds; docs/runbook.md alerts from here on too."""
+"""The greatest tolerated difference of clocks. Under NTP they are within milliseconds;
+docs/runbook.md alerts from this value on, too.
+"""
 HANGS_MS_MIN = 1_500
-"""A commit that has been out for less does not count as hanging."""
+"""A commit that has been waiting for less does not count as hanging."""
 SLOW, SLOW_MS_MIN = 10, 50
-"""On a slow disk commits take so many times as long as elsewhere, and so many milliseconds."""
+"""On a slow disk commits take this many times as long as elsewhere, and at least this many
+milliseconds.
+"""
 
 
 _SCARCE = {
@@ -34,11 +38,11 @@ _SCARCE = {
     "connections of the Redis ports": "find the programs that hold them (ss -tnp, CLIENT LIST), or "
     "add nodes; more are refused",
 }
-"""What to do about a resource that is nearly used up, by its name in heartbeats."""
+"""The remedy for a resource that is nearly used up, by its name in heartbeats."""
 
 
 def stores_full(status: ClusterStatus, least: float, below: float) -> list[str]:
-    """Stores that hold from ``least`` to ``below`` of what they may."""
+    """Return a line for each store that uses from ``least`` to ``below`` of its limit."""
     found = []
     for node, session in running(status):
         used = used_share(session)
@@ -47,7 +51,7 @@ def stores_full(status: ClusterStatus, least: float, below: float) -> list[str]:
         soon = "" if used < FULL else ", and writes to it fail soon or already"
         others = "add nodes and 'koinon admin rebalance', "
         if any(wait.node_number == node.number for wait in status.room_waits):
-            others = ""  # moves bring it more than it has room for: to plan others does not help
+            others = ""  # moves bring it more than fits, so planning other moves does not help
         found.append(
             f"the store of node {node.node_id} is {used:.0%} full{soon}: delete records, {others}"
             "or start it with a greater --map-size-bytes"
@@ -56,7 +60,7 @@ def stores_full(status: ClusterStatus, least: float, below: float) -> list[str]:
 
 
 def disks_full(status: ClusterStatus) -> list[str]:
-    """Nodes that are about to find no room on their disk, whatever their store may hold."""
+    """Return a line for each node whose disk is nearly full, whatever its store's limit."""
     found = []
     for node, session in running(status):
         scarce = min(DISK_FREE_SHARE_MIN * session.disk_bytes, DISK_FREE_BYTES_ENOUGH)
@@ -78,7 +82,7 @@ def disks_full(status: ClusterStatus) -> list[str]:
 
 
 def waits_for_room(status: ClusterStatus) -> list[str]:
-    """Nodes that have no room for what moves bring them."""
+    """Return a line for each node without room for its incoming moves."""
     table = status.table
     if table is None:
         return []
@@ -93,7 +97,9 @@ def waits_for_room(status: ClusterStatus) -> list[str]:
 
 
 def clocks_differ(status: ClusterStatus) -> list[str]:
-    """Nodes whose clocks are another time than the leader's: times to live end by them."""
+    """Return a line for each node whose clock differs from the leader's: records expire by nodes'
+    clocks.
+    """
     return [
         f"the clock of node {node.node_id} is {abs(session.clock_ahead_ms) / 1000:.1f} s "
         f"{'ahead of' if session.clock_ahead_ms > 0 else 'behind'} that of {status.leader_id}, and "
@@ -104,7 +110,9 @@ def clocks_differ(status: ClusterStatus) -> list[str]:
 
 
 def disks_hang(status: ClusterStatus) -> list[str]:
-    """Nodes whose disks have not answered for a session; what others can lead they lead by then."""
+    """Return a line for each node whose disk has not answered for a session's length; other nodes
+    lead its partitions by then, where they can.
+    """
     table = status.table
     if table is None:
         return []
@@ -126,7 +134,9 @@ def disks_hang(status: ClusterStatus) -> list[str]:
 
 
 def disks_slow(status: ClusterStatus) -> list[str]:
-    """Nodes whose commits take many times as long as other nodes', so that writes wait for them."""
+    """Return a line for each node whose commits take many times as long as other nodes', so that
+    writes wait for it.
+    """
     known = [s for s in status.sessions if s.live and s.commit_ms]
     found = []
     for node, session in running(status):
@@ -144,7 +154,7 @@ def disks_slow(status: ClusterStatus) -> list[str]:
 
 
 def scarce_resources(status: ClusterStatus) -> list[str]:
-    """Resources of nodes' processes and machines that are nearly used up."""
+    """Return a line for each resource of a node that is nearly used up."""
     return [
         f"node {node.node_id} has used {one.used:,} of {one.limit:,} {one.name}: "
         f"{_SCARCE.get(one.name, 'raise its limit')}"
@@ -154,7 +164,7 @@ def scarce_resources(status: ClusterStatus) -> list[str]:
 
 
 def running(status: ClusterStatus) -> Iterator[tuple[NodeInfo, SessionView]]:
-    """Yield the nodes of the table that have a live session, with it."""
+    """Yield the nodes of the table that have a live session, with the session."""
     for session in status.sessions:
         node = status.table.nodes.get(NodeNumber(session.node_number)) if status.table else None
         if node is not None and session.live:
@@ -162,12 +172,12 @@ def running(status: ClusterStatus) -> Iterator[tuple[NodeInfo, SessionView]]:
 
 
 def used_share(session: SessionView) -> float:
-    """Return the share of a node's store that is in use; 0 where it is not known."""
+    """Return the share of a node's store that is in use; 0 if unknown."""
     return session.used_bytes / session.map_bytes if session.map_bytes else 0.0
 
 
 def old_stores(status: ClusterStatus) -> list[str]:
-    """Nodes that run on stores which lacked acknowledged writes when they were started."""
+    """Return a line for each node that was started on a store which lacked acknowledged writes."""
     return [
         f"node {node.node_id} was started on a store that may lack acknowledged writes "
         f"({session.old_store}): none of its copies counted as in sync, and each is brought up to "

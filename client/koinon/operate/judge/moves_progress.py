@@ -1,10 +1,10 @@
-"""The progress of moves, by the coordinators' answers over time. Pure: time is an argument.
+"""The progress of moves, from the coordinators' answers over time. Pure: time is an argument.
 
-Finished moves are not counted anywhere: a move that was there and is not there any more is done,
-unless it was turned back or dropped, which the replicas of its partition show. Receiving nodes tell
-their bytes; a finished copy counts with its expected size, or with the bytes received where none is
-known. The time that is left is that of all moves, also of those that are queued: while the size of
-one is not known, it is not known either.
+Coordinators do not count finished moves: a move that was there and is gone is done, unless it was
+turned back or dropped, which the replicas of its partition show. Receiving nodes report their
+bytes; a finished copy counts with its expected size, or if that is unknown, with the bytes
+received. The remaining time is that of all moves, including queued ones; while the size of one is
+unknown, so is the time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Copy:
 
     bytes: int = 0
     bytes_total: int = 0  # 0 while ``sized`` is False
-    sized: bool = False  # somebody has said how much it will be
+    sized: bool = False  # its total size is known
     guessed: bool = False
     done: bool = False
 
 
 @dataclass(kw_only=True)
 class Share:
-    """The progress of the copies that one node receives, or of all."""
+    """The progress of the copies that one node receives, or of all copies."""
 
     copies: int = 0
     copies_done: int = 0
@@ -47,7 +47,7 @@ class Share:
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The progress of the moves at one moment. ``bytes_per_second`` and ``seconds_left`` are None
-    while they are not known; ``guessed``: the size of a copy that is not made yet may be another.
+    while unknown; ``guessed``: the size of a copy that is not finished may turn out different.
     """
 
     moves: int
@@ -72,20 +72,20 @@ class Snapshot:
 class MovesTracker:
     """Follows moves from view to view. With a ``plan`` only its moves count, else all moves.
 
-    ``sizes`` are what partitions were expected to hold, where that is known; it may grow.
+    ``sizes`` are the expected sizes of partitions, where known; the caller may add to it.
     """
 
     plan: Plan | None = None
     sizes: Mapping[int, PartitionSize] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Moves are known by (plan id, partition id), their copies by the receiving node as well.
-        self._moves: dict[tuple[str, int], PlannedMove] = {}  # all that count
-        self._open: set[tuple[str, int]] = set()  # queued or under way when last heard of
+        # Moves are identified by (plan id, partition id), their copies also by the receiving node.
+        self._moves: dict[tuple[str, int], PlannedMove] = {}  # all moves that count
+        self._open: set[tuple[str, int]] = set()  # queued or under way at the last view
         self._back: set[tuple[str, int]] = set()  # turned back or dropped
         self._copies: dict[tuple[str, int, int], _Copy] = {}
         self._before = 0  # moves that were done before the first view
-        self._plans: dict[str, int] = {}  # how many moves each plan began with
+        self._plans: dict[str, int] = {}  # the number of moves that each plan began with
         self._received = RateWindow(RATE_WINDOW_S)
         if self.plan is not None:
             for move in self.plan.moves:
@@ -94,11 +94,11 @@ class MovesTracker:
     def update(
         self, view: MovesView, now: float, replicas: Callable[[], Replicas] | None = None
     ) -> Snapshot:
-        """Add the leader's current view of the moves; return their progress.
+        """Apply the leader's current view of the moves; return their progress.
 
-        ``replicas`` is asked, after ``view`` was, what replicas there are, once moves are gone; if
-        it raises, the same view may be taken again. Without it a queued move that was dropped
-        counts as done.
+        ``replicas`` is called once moves are gone, after ``view`` was requested, and returns the
+        present replicas; if it raises, the same view may be applied again. Without it a queued move
+        that was dropped counts as done.
         """
         ours = [m for m in view.moves if self.plan is None or m.plan_id == self.plan.plan_id]
         self._count_plans(ours)
@@ -122,8 +122,8 @@ class MovesTracker:
     def _not_made(
         self, gone: Iterable[tuple[str, int]], view: MovesView, replicas: Replicas
     ) -> list[tuple[str, int]]:
-        """Return moves that have not come to their targets. A later move of the partition has begun
-        where the one that is gone ended.
+        """Return moves that did not reach their targets. A later move of the partition has begun
+        where the gone one ended.
         """
         later = {
             m.move.partition_id: m.move.target if m.cancelled else m.move.origin for m in view.moves

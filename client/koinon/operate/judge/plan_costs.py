@@ -1,4 +1,4 @@
-"""The costs of a plan: what it copies to which node, and about how long that takes."""
+"""The costs of a plan: the bytes copied to each node, and an estimate of the time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from koinon_proto.contract.table import MoveSettings, Table
 
 ASSUMED_BYTES_PER_SECOND = 30_000_000
 ASSUMED_MOVE_S = 0.3
-"""A move takes so long if its partition is empty: the time between its steps, each of which a
-coordinator commits. Measured with 774 moves, 64 and 8 at once: 5 s to 9 s, and 28 s to 31 s.
+"""The time of a move of an empty partition, between its steps, each of which a coordinator commits.
+Measured with 774 moves, 64 and 8 at once: 5 s to 9 s, and 28 s to 31 s.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costed:
-    """A plan with what is known of the partitions that it moves."""
+    """A plan with the known sizes of the partitions that it moves."""
 
     plan: Plan
     table: Table
@@ -38,7 +38,9 @@ class Costed:
         return dict(found)
 
     def guessed_of(self, receiver: int | None = None) -> bool:
-        """Return whether any size that this node receives is guessed; None: that any node does."""
+        """Return whether any size that this node receives is an estimate; None: that any node
+        receives.
+        """
         return any(
             self.sizes[move.partition_id].guessed
             for move in self.plan.moves
@@ -50,8 +52,8 @@ class Costed:
         return sum(self.bytes_by_receiver.values())
 
     def seconds(self) -> tuple[float, str]:
-        """Estimate how long the moves take, and say what that rests on: what the node with the
-        most moves needs for their steps, and the node that receives most for the bytes.
+        """Estimate the duration of the moves, and describe the basis: the time that the node with
+        the most moves needs for their steps, and the node with the most bytes for receiving them.
         """
         settings = self.table.moves
         moves = Counter(n for move in self.plan.moves for n in (*move.added, *move.dropped))
@@ -101,7 +103,7 @@ class BalanceAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class RefusalAnswer:
-    """A thing that a plan leaves undone."""
+    """A change that a plan cannot make."""
 
     code: str
     reason: str
@@ -111,7 +113,7 @@ class RefusalAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAnswer:
-    """A plan: its moves, what nodes have before and after them, and its costs."""
+    """A plan: its moves, the nodes' replicas before and after them, and its costs."""
 
     plan_id: str
     table_version: int
@@ -197,7 +199,7 @@ class MoveAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class MovesAnswer(MoveSettings):
-    """The moves that are queued or under way, and how they go on."""
+    """The moves that are queued or under way, and their settings."""
 
     moves: list[MoveAnswer]
 

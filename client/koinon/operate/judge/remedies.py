@@ -1,4 +1,4 @@
-"""Remedies for a hot partition: each follows from what makes it hot."""
+"""Remedies for a hot partition: each follows from the cause of the heat."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from koinon_proto.process.printable import printable_bytes
 KEY_SHOWN = 48
 SHARDS = 8
 ROOM = "NAME"
-"""The new keyspace in commands that are advised."""
+"""The name of the new keyspace in suggested commands."""
 _MORE = "docs/modelling.md has the order, and other ways"
-_WORD = re.compile(r"[\w/:.,@%+=][\w/:.,@%+=-]*", re.ASCII)  # what no shell reads otherwise
+_WORD = re.compile(r"[\w/:.,@%+=][\w/:.,@%+=-]*", re.ASCII)  # characters that no shell interprets
 
 
 def advice(blamed: Sequence[Blamed], survey: Survey, table: Table) -> list[str]:
-    """Return what an operator may do about the heat."""
+    """Return remedies for the hot partitions."""
     lines = []
     if survey.rates.rows < FEW_ROWS:
         lines.append(
@@ -56,7 +56,9 @@ def advice(blamed: Sequence[Blamed], survey: Survey, table: Table) -> list[str]:
 
 
 def _router_of(keyspace: Keyspace | None) -> Partitioner | None:
-    """Return what hashes the keyspace's keys, if it is here what it is in the cluster."""
+    """Return the partitioner of the keyspace, if this build computes the same partitions as the
+    cluster.
+    """
     try:
         return None if keyspace is None else partitioner_of(keyspace)
     except (ConfigurationError, PartitionerMismatchError):
@@ -88,8 +90,9 @@ def _of_a_group(group: HotGroup, known: Partitioner, command: str) -> str:
 
 
 def _copies(routing: bytes, sampled: Sequence[bytes], known: Partitioner, keyspace: str) -> str:
-    """Return the command that copies a group's keys. It names their prefix if a prefix holds just
-    them: the shortest of a key that leads there, if each key of the group that was seen has it.
+    """Return the command that copies a group's keys. It uses a prefix if one matches just these
+    keys: the shortest prefix of a key that determines the routing bytes, if every sampled key of
+    the group has it.
     """
     command = f"koinon copy --from {keyspace} --to {ROOM}"
     members = [key for key in sampled if known.routing_bytes(key) == routing]
@@ -104,11 +107,11 @@ def _copies(routing: bytes, sampled: Sequence[bytes], known: Partitioner, keyspa
 
 
 def key_text(key: bytes) -> str:
-    """A key as one line that fits beside figures."""
+    """Return a key as one short line of text."""
     text = printable_bytes(key)
     return text if len(text) <= KEY_SHOWN else text[: KEY_SHOWN - 1] + "…"
 
 
 def _literal(key: bytes) -> str:
-    """A key as a program has it; a long one is left to the reader."""
+    """Return a key as a Python literal; a long key is left to the reader."""
     return ascii(key) if len(key) <= KEY_SHOWN else "…"

@@ -1,8 +1,8 @@
-"""The number of partitions that a cluster should have, from what it is for. Pure.
+"""Advises on the number of partitions of a cluster from its expected load. Pure.
 
 A partition is written in one order and served by one node, so its rate is bounded; and whole
-partitions are what is spread over nodes and moved, so each node should have several. The number is
-chosen once: what is advised leaves room for twice the peak.
+partitions are spread over nodes and moved, so each node should have several. The number is chosen
+once: the advice leaves room for twice the peak.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from koinon_proto.contract.table import MAX_PARTITION_COUNT, SLOT_COUNT
 
 PARTITION_MB_S: Final = 50
 PER_NODE_MIN: Final = 16
-_ROW_BYTES: Final = 22  # of the table as it is sent, for a partition
-_COPY_BYTES: Final = 2  # for each of its copies
+_ROW_BYTES: Final = 22  # bytes of the encoded table for each partition
+_COPY_BYTES: Final = 2  # bytes for each of its copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """``for_peak`` and ``for_nodes`` are what each of them asks for, ``partitions`` the greater."""
+    """The advice. ``for_peak`` and ``for_nodes`` are the numbers of partitions that each of them
+    needs, ``partitions`` the greater one.
+    """
 
     partitions: int
     for_peak: int
     for_nodes: int
-    peak_mb_s: float  # of a partition, if all are alike
+    peak_mb_s: float  # rows of a partition, if all are alike
     rows: int  # of a partition
-    primaries: int  # of a node; of partitions that it leads
-    copies: int  # of a node
-    table_bytes: int  # what each client and node fetches when it starts
-    slots: bool  # whether clients of Redis Cluster can use so many
+    primaries: int  # partitions that a node leads
+    copies: int  # copies on a node
+    table_bytes: int  # fetched by each client and node at its start
+    slots: bool  # True if clients of Redis Cluster can use this number of partitions
 
 
 def size(peak_mb_s: float, rows: int, nodes: int, copies: int) -> Sizing:
     """Return the advice.
 
     Raises:
-        InvalidArgumentError: no number of partitions would do.
+        InvalidArgumentError: no number of partitions is enough.
     """
     if not math.isfinite(peak_mb_s):
         raise InvalidArgumentError(field="peak-mb-s", reason="must be a number of MB a second")

@@ -1,5 +1,5 @@
-"""Words for the changes between two versions of the table: nodes, primaries, moves, copies in
-sync, keyspaces, loads. Pure. ``koinon top`` tells the first two kinds, ``koinon console`` all.
+"""Describes the changes between two versions of the table: nodes, primaries, moves, copies in sync,
+keyspaces, loads. Pure. ``koinon top`` shows the first two kinds, ``koinon console`` all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pair = tuple[PartitionRow, PartitionRow]
 
 
 def node_changes(before: Table, after: Table) -> list[str]:
-    """Return which nodes have joined, started anew, or have another standing."""
+    """Describe the nodes that have joined, restarted, or changed their status."""
     found = []
     for number, node in sorted(after.nodes.items()):
         known = before.nodes.get(number)
@@ -36,7 +36,7 @@ def node_changes(before: Table, after: Table) -> list[str]:
 
 
 def primaries_taken(before: Table, after: Table) -> dict[int, int]:
-    """Return of how many more partitions each node is the primary now, by node number."""
+    """Return how many more partitions each node leads now, by node number."""
     changes = Counter(
         new.primary for old, new in _changed_rows(before, after) if new.primary != old.primary
     )
@@ -50,7 +50,7 @@ def primaries_text(taken: dict[int, int], table: Table) -> str:
 
 
 def table_changes(before: Table, after: Table) -> list[str]:
-    """Return all that has changed from one version of the table to a later one, a line each."""
+    """Describe all changes from one version of the table to a later one, one line for each."""
     pairs = list(_changed_rows(before, after))
     found = node_changes(before, after)
     if taken := primaries_taken(before, after):
@@ -73,7 +73,7 @@ def table_changes(before: Table, after: Table) -> list[str]:
 
 
 def _changed_rows(before: Table, after: Table) -> Iterable[Pair]:
-    """Yield the rows of both that differ; a table that came by updates shares the others."""
+    """Yield the rows that differ; a table that came by updates shares the unchanged rows."""
     rows = zip(before.rows, after.rows, strict=False)
     return (pair for pair in rows if pair[0] is not pair[1] and pair[0] != pair[1])
 
@@ -91,7 +91,7 @@ def _states(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _moves(pairs: Sequence[Pair]) -> list[str]:
-    """Return how many moves have begun, and how many are over: done, or turned back."""
+    """Describe how many moves have begun, and how many have ended: done, or turned back."""
     begun = done = back = 0
     for old, new in pairs:
         moved, moves = bool(old.adding or old.removing), bool(new.adding or new.removing)
@@ -104,8 +104,8 @@ def _moves(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _in_sync(pairs: Sequence[Pair], after: Table) -> list[str]:
-    """Return the copies that are in sync now and were not, or the other way round, by node. Copies
-    that a move adds or removes are the move's.
+    """Describe the copies that went in or out of sync, by node, except copies that a move adds or
+    removes.
     """
     fallen: Counter[int] = Counter()
     back: Counter[int] = Counter()
