@@ -61,10 +61,7 @@ def lookup(
             has been dropped.
         KoinonError: from the query: as ``Client.get_many``.
     """
-    named = (on,) if isinstance(on, str) else tuple(on)
-    if not named:
-        raise ConfigurationError(reason="on: name the column, or the columns, of the key")
-    columns = [find_column("on", name, df.columns) for name in named]
+    columns = _key_columns(on, df.columns)
     if value.lower() in map(str.lower, df.columns):
         raise ConfigurationError(reason=f"value: there is a column {value!r} already")
     if key_encoding not in KEY_ENCODINGS:
@@ -90,6 +87,14 @@ def lookup(
 
     schema = StructType([*df.schema.fields, StructField(value, BinaryType())])
     return df.mapInArrow(look_up, schema)
+
+
+def _key_columns(on: str | Sequence[str], columns: Sequence[str]) -> list[int]:
+    """Return the places of the columns that make the key."""
+    named = (on,) if isinstance(on, str) else tuple(on)
+    if not named:
+        raise ConfigurationError(reason="on: name the column, or the columns, of the key")
+    return [find_column("on", name, columns) for name in named]
 
 
 def values_of(keys: Any, get_many: GetMany, steps: KeySteps) -> Iterator[Any]:

@@ -26,7 +26,7 @@ from koinon.cli.console.command import (
 from koinon.cli.console.progress_bar import rows_and_rate, work_progress
 from koinon.cli.console.reply import Block, Reply, Styled, remark
 from koinon.cli.console.signals import Interrupt
-from koinon.cli.data.key_value import Encoding
+from koinon.cli.data.key_value import PrefixEncoding
 from koinon.cli.data.writing import DEFAULT_TIMEOUT_MS, Fates, SlabWriter
 from koinon.core.quantities import duration_of
 from koinon.core.scanning import partitions_with
@@ -170,6 +170,23 @@ To = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
+class How:
+    """The options for how rows are copied."""
+
+    if_absent: Annotated[
+        bool,
+        typer.Option("--if-absent", help="Leave rows alone that are in the target already."),
+    ] = False
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Then compare both sides, row by row.")
+    ] = False
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Read and count the rows; write nothing."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CopyAnswer:
     """The rows of a copy by their results."""
 
@@ -204,19 +221,8 @@ def copy(
     source: From,
     target: To,
     prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
-    if_absent: Annotated[
-        bool,
-        typer.Option("--if-absent", help="Leave rows alone that are in the target already."),
-    ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Then compare both sides, row by row.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Read and count the rows; write nothing."),
-    ] = False,
-    hexadecimal: Annotated[bool, typer.Option("--hex", help="--prefix is hexadecimal.")] = False,
-    base_64: Annotated[bool, typer.Option("--base64", help="--prefix is base64.")] = False,
+    how: How,
+    encoding: PrefixEncoding,
 ) -> Reply:
     """Copy rows into another keyspace. Each keeps the time that it has left to live.
 
@@ -231,7 +237,7 @@ def copy(
     Exit code 1 if --verify finds a difference, 2 if the target does not take some of the rows. A
     copy may be repeated.
     """
-    prefix_bytes = Encoding(hexadecimal=hexadecimal, base_64=base_64).decode(prefix, "--prefix")
+    prefix_bytes = encoding.decode(prefix, "--prefix")
     timeout_ms = session.timeout_or(DEFAULT_TIMEOUT_MS)
     tally, compared = Tally(), None
     began = time.monotonic()
@@ -244,21 +250,21 @@ def copy(
             )
         with Interrupt() as interrupt:
             work = Work(origin, goal, prefix_bytes, timeout_ms, session.json, interrupt)
-            failure = work.copy(tally, if_absent=if_absent, dry_run=dry_run)
+            failure = work.copy(tally, how)
             seconds = time.monotonic() - began
             ended = interrupt.asked or tally.refused or tally.unknown or failure is not None
-            if verify and not ended:
+            if how.verify and not ended:
                 try:
                     compared = work.compare()
                 except KoinonError as error:
                     failure = error
     answer = _answer(
-        tally, compared, seconds, failure, interrupted=interrupt.asked, dry_run=dry_run
+        tally, compared, seconds, failure, interrupted=interrupt.asked, dry_run=how.dry_run
     )
     code = _exit_code(tally, compared, interrupted=interrupt.asked)
     if failure is not None:
         code = fail(failure, debug=session.debug)
-    blocks = _blocks(answer, tally, compared, if_absent=if_absent)
+    blocks = _blocks(answer, tally, compared, if_absent=how.if_absent)
     return Reply(answer, blocks, code=code, done=f"{tally.durable}, but the summary")
 
 
@@ -281,24 +287,24 @@ class Work:
         self._quiet = quiet
         self._interrupt = interrupt
 
-    def copy(self, tally: Tally, *, if_absent: bool, dry_run: bool) -> KoinonError | None:
+    def copy(self, tally: Tally, how: How) -> KoinonError | None:
         """Copy until the end, Ctrl-C, or refused rows; return the error that ended reading
         early.
         """
         coverage = Coverage(self._source, self._prefix)
-        what = "reading" if dry_run else "copying"
-        text = rows_and_rate(lambda: tally.read if dry_run else tally.applied + tally.present)
+        what = "reading" if how.dry_run else "copying"
+        text = rows_and_rate(lambda: tally.read if how.dry_run else tally.applied + tally.present)
         with (
             work_progress(self._quiet, what, coverage.total, text) as advance,
             SlabWriter(
-                self._target.client, tally, self._timeout_ms, advance, if_absent=if_absent
+                self._target.client, tally, self._timeout_ms, advance, if_absent=how.if_absent
             ) as writer,
         ):
 
             def pass_over(_rows: list[Row], end: int) -> None:
                 advance(end)
 
-            send = pass_over if dry_run else writer.send
+            send = pass_over if how.dry_run else writer.send
             failure = self._send_all(tally, coverage, send, lambda: writer.failing)
             writer.drain()
         return failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,64 +47,102 @@ Paths = Annotated[
         metavar="PATH…", help="Files or directories: Parquet, ORC, CSV, TSV, JSON lines."
     ),
 ]
-Key = Annotated[str, typer.Option(help="The column that is the key, or several: a,b.")]
-KeyEncoding = Annotated[
-    str,
-    typer.Option(
-        help="Integers in keys: text (7 becomes '7') or binary (8 bytes that sort like them)."
-    ),
-]
-Value = Annotated[str | None, typer.Option(help="The column that is the value.")]
-Encoding = Annotated[
-    str | None,
-    typer.Option(
-        help="The whole row is the value, as json (the default without --value) or msgpack."
-    ),
-]
-FileFormat = Annotated[
-    str | None,
-    typer.Option("--format", help="parquet, csv, tsv, jsonl or orc; by default from the name."),
-]
-Mode = Annotated[
-    str, typer.Option(help="append, or overwrite: what is not in the files is deleted.")
-]
-Prefix = Annotated[str | None, typer.Option(help="Overwrite only keys that begin so.")]
-Ttl = Annotated[str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.")]
-TtlColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="A column with each row's time to live in milliseconds, or the timestamp at which it "
-        "expires; where it is empty, --ttl holds."
-    ),
-]
-DeleteColumn = Annotated[
-    str | None, typer.Option(help="A column of true and false: rows with true delete their keys.")
-]
-OrderBy = Annotated[
-    str | None,
-    typer.Option(
-        help="Of rows with one key the greatest of this column stays. Without it a key that "
-        "repeats fails the load."
-    ),
-]
-BadRecords = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="Write rows that cannot be stored here, and load the others."),
-]
-MaxRate = Annotated[str | None, typer.Option(help="Send at most so much a second: 50MB, 1GiB.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be loaded, and how evenly.")
 ]
-Master = Annotated[str, typer.Option(help="Spark's master.", rich_help_panel=WHERE)]
-Conf = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE", help="A setting of Spark; may be repeated.", rich_help_panel=WHERE
-    ),
-]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Show what Spark says.", rich_help_panel=WHERE)
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """The options for what becomes of the files' rows."""
+
+    key: Annotated[str, typer.Option(help="The column that is the key, or several: a,b.")]
+    key_encoding: Annotated[
+        str,
+        typer.Option(
+            help="Integers in keys: text (7 becomes '7') or binary (8 bytes that sort like them)."
+        ),
+    ] = "text"
+    value: Annotated[str | None, typer.Option(help="The column that is the value.")] = None
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            help="The whole row is the value, as json (the default without --value) or msgpack."
+        ),
+    ] = None
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", help="parquet, csv, tsv, jsonl or orc; by default from the name."),
+    ] = None
+    mode: Annotated[
+        str, typer.Option(help="append, or overwrite: what is not in the files is deleted.")
+    ] = "append"
+    prefix: Annotated[str | None, typer.Option(help="Overwrite only keys that begin so.")] = None
+    ttl: Annotated[str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.")] = None
+    ttl_column: Annotated[
+        str | None,
+        typer.Option(
+            help="A column with each row's time to live in milliseconds, or the timestamp at "
+            "which it expires; where it is empty, --ttl holds."
+        ),
+    ] = None
+    delete_column: Annotated[
+        str | None,
+        typer.Option(help="A column of true and false: rows with true delete their keys."),
+    ] = None
+    order_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Of rows with one key the greatest of this column stays. Without it a key that "
+            "repeats fails the load."
+        ),
+    ] = None
+    bad_records: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Write rows that cannot be stored here, and load the others."
+        ),
+    ] = None
+    max_rate: Annotated[
+        str | None, typer.Option(help="Send at most so much a second: 50MB, 1GiB.")
+    ] = None
+
+    def settings(self, session: Session) -> Settings:
+        """Return the settings of the load; a value that makes no sense is wrong usage."""
+        return Settings(
+            coordinators=session.coordinators,
+            keyspace=session.keyspace,
+            key=self.key,
+            key_encoding=_one_of("--key-encoding", self.key_encoding, KEY_ENCODINGS),
+            value=self.value,
+            encoding=_encoding(self.value, self.encoding),
+            mode=_one_of("--mode", self.mode, MODES),
+            prefix=_prefix(self.mode, self.prefix),
+            ttl=f"{duration_ms(self.ttl)}ms" if self.ttl else None,
+            ttl_column=self.ttl_column,
+            delete_column=self.delete_column,
+            order_by=self.order_by,
+            bad_records=_place(self.bad_records),
+            bytes_per_second=bytes_per_second(self.max_rate) if self.max_rate else 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions:
+    """The options for where Spark runs, and how."""
+
+    master: Annotated[str, typer.Option(help="Spark's master.", rich_help_panel=WHERE)] = (
+        LOCAL_MASTER
+    )
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A setting of Spark; may be repeated.", rich_help_panel=WHERE
+        ),
+    ] = None
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what Spark says.", rich_help_panel=WHERE)
+    ] = False
 
 
 @command(
@@ -122,23 +160,9 @@ def ingest(
     session: Session,
     paths: Paths,
     *,
-    key: Key,
-    key_encoding: KeyEncoding = "text",
-    value: Value = None,
-    encoding: Encoding = None,
-    file_format: FileFormat = None,
-    mode: Mode = "append",
-    prefix: Prefix = None,
-    ttl: Ttl = None,
-    ttl_column: TtlColumn = None,
-    delete_column: DeleteColumn = None,
-    order_by: OrderBy = None,
-    bad_records: BadRecords = None,
-    max_rate: MaxRate = None,
+    rows: RowOptions,
     dry_run: DryRun = False,
-    master: Master = LOCAL_MASTER,
-    conf: Conf = None,
-    verbose: Verbose = False,
+    where: SparkOptions,
 ) -> Reply:
     """Load files with Spark: all rows become readable, or none does.
 
@@ -146,57 +170,39 @@ def ingest(
     along, unless --master names another. The load stages all rows on the nodes, checks them, and
     makes them readable key by key once it is committed. Until then Ctrl-C leaves nothing behind.
     """
-    settings = Settings(
-        coordinators=session.coordinators,
-        keyspace=session.keyspace,
-        key=key,
-        key_encoding=_one_of("--key-encoding", key_encoding, KEY_ENCODINGS),
-        value=value,
-        encoding=_encoding(value, encoding),
-        mode=_one_of("--mode", mode, MODES),
-        prefix=_prefix(mode, prefix),
-        ttl=f"{duration_ms(ttl)}ms" if ttl else None,
-        ttl_column=ttl_column,
-        delete_column=delete_column,
-        order_by=order_by,
-        bad_records=_place(bad_records),
-        bytes_per_second=bytes_per_second(max_rate) if max_rate else 0,
-    )
-    spark_conf = dict(map(_setting, conf or ()))
-    kind = files.format_of(paths, file_format)
+    settings = rows.settings(session)
+    conf = dict(map(_setting, where.conf or ()))
+    kind = files.format_of(paths, rows.file_format)
     with _explaining():
         settings.write_options()
     require_spark()
     with session.connect() as client:
         table = client.table()
-    if ttl:
-        _check_ttl(table.keyspaces.named(session.keyspace), duration_ms(ttl))
+    if rows.ttl:
+        _check_ttl(table.keyspaces.named(session.keyspace), duration_ms(rows.ttl))
     if not dry_run:
         _check_load(session, settings, table)
     with (
-        spark_session(master=master, conf=spark_conf, verbose=verbose) as spark,
+        spark_session(master=where.master, conf=conf, verbose=where.verbose) as spark,
         _explaining(),
     ):
-        keep_malformed = dry_run or bad_records is not None
-        rows = open_rows(
-            spark, paths, kind, settings, conf=spark_conf, keep_malformed=keep_malformed
-        )
-        if rows.inferred:
+        keep_malformed = dry_run or settings.bad_records is not None
+        opened = open_rows(spark, paths, kind, settings, conf=conf, keep_malformed=keep_malformed)
+        if opened.inferred:
             output.note(REWRITTEN)
-        rows.settings.plan(rows.frame.schema)
+        opened.settings.plan(opened.frame.schema)
         if dry_run:
-            return _dry_run(session, rows, table)
+            return _dry_run(session, opened, table)
         rows_total = files.rows_of(spark, paths, kind)
-        bad = files.keep(rows.malformed, settings.bad_records)
-        what = f"koinon ingest {' '.join(paths)}"
+        bad = files.keep(opened.malformed, settings.bad_records)
         with LoadsClient(session.coordinators, timeout_s=ASK_S) as loads:
             job = Job(
-                frame=rows.frame,
-                settings=rows.settings,
+                frame=opened.frame,
+                settings=opened.settings,
                 loads=loads,
                 rows_total=rows_total,
-                what=what,
-                parts=rows.parts,
+                what=f"koinon ingest {' '.join(paths)}",
+                parts=opened.parts,
             )
             return _run(session, job, bad)
 

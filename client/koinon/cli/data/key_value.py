@@ -68,6 +68,14 @@ class Encoding:
         return os.fsencode(text)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefixEncoding(Encoding):
+    """The form of --prefix on the command line."""
+
+    hexadecimal: Annotated[bool, typer.Option("--hex", help="--prefix is hexadecimal.")] = False
+    base_64: Annotated[bool, typer.Option("--base64", help="--prefix is base64.")] = False
+
+
 @command(
     root,
     panel=PANEL,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -135,6 +135,43 @@ class LoadAnswer:
     error: str | None = field(metadata=IF_KNOWN)
 
 
+class Source(NamedTuple):
+    """A file to load, and its format."""
+
+    path: Path
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowForm:
+    """The options for what a file's rows are, and what becomes the key and the value."""
+
+    key: Annotated[str, typer.Option("--key", help="The column that is the key.")]
+    value: Annotated[
+        str | None,
+        typer.Option(
+            "--value", help="The column that is the value. Without it: the whole row as JSON."
+        ),
+    ] = None
+    file_format: Annotated[
+        str | None,
+        typer.Option("--format", help="csv, tsv, jsonl or parquet; by default from the name."),
+    ] = None
+
+    def source(self, path: Path) -> Source:
+        """Return the file as a source of rows; '-' is standard input."""
+        if self.file_format not in (None, "csv", "tsv", "jsonl", "parquet"):
+            raise typer.BadParameter(f"--format {self.file_format}: csv, tsv, jsonl or parquet")
+        kind = format_of(path, self.file_format)
+        path = STANDARD_INPUT if str(path) == "-" else path
+        return Source(path, kind, path.stat().st_size)
+
+    def slabs(self, source: Source, max_value_bytes: int) -> Iterator[Slab]:
+        """Yield the rows of the file; a longer value makes a bad row."""
+        return open_source(source.path, source.kind, self.key, self.value, max_value_bytes)
+
+
 @command(
     root,
     panel="Data",
@@ -156,17 +193,7 @@ def load(
         ),
     ],
     *,
-    key: Annotated[str, typer.Option("--key", help="The column that is the key.")],
-    value: Annotated[
-        str | None,
-        typer.Option(
-            "--value", help="The column that is the value. Without it: the whole row as JSON."
-        ),
-    ] = None,
-    file_format: Annotated[
-        str | None,
-        typer.Option("--format", help="csv, tsv, jsonl or parquet; by default from the name."),
-    ] = None,
+    form: RowForm,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Bad rows are counted, but are no failure.")
     ] = False,
@@ -180,12 +207,8 @@ def load(
     other rows are written, and the exit code is then 2 unless --skip-bad is given. The exit code is
     also 2 if no row was written. A load may be repeated.
     """
-    if file_format not in (None, "csv", "tsv", "jsonl", "parquet"):
-        raise typer.BadParameter(f"--format {file_format}: csv, tsv, jsonl or parquet")
-    formats = [format_of(path, file_format) for path in files]
-    files = [STANDARD_INPUT if str(path) == "-" else path for path in files]
-    sizes = [path.stat().st_size for path in files]
-    total, tally = sum(sizes), Tally()
+    sources = [form.source(path) for path in files]
+    total, tally = sum(source.size for source in sources), Tally()
     timeout_ms = session.timeout_or(DEFAULT_TIMEOUT_MS)
     began = time.monotonic()
     with (
@@ -200,15 +223,12 @@ def load(
         Loader(client, tally, timeout_ms, advance, dry_run=dry_run) as loader,
     ):
         limit = client.table().keyspaces.named(session.keyspace).max_value_bytes
-        sources = (
-            open_source(path, kind, key, value, limit)
-            for path, kind in zip(files, formats, strict=True)
-        )
-        failure = _write_all(loader, interrupt, zip(files, sizes, sources, strict=True))
+        opened = ((source, form.slabs(source, limit)) for source in sources)
+        failure = _write_all(loader, interrupt, opened)
         loader.drain()
     seconds = time.monotonic() - began
-    for path, kind in zip(files, formats, strict=True):
-        tally.name_lines(path, kind)
+    for source in sources:
+        tally.name_lines(source.path, source.kind)
     if failure is not None and not tally.read:
         raise failure
     if failure is not None:
@@ -244,20 +264,20 @@ def _answer(
 
 
 def _write_all(
-    loader: Loader, interrupt: Interrupt, sources: Iterable[tuple[Path, int, Iterator[Slab]]]
+    loader: Loader, interrupt: Interrupt, opened: Iterable[tuple[Source, Iterator[Slab]]]
 ) -> KoinonError | OSError | None:
-    """Write the slabs of the files (each with its size) until a file cannot be read, rows fail, or
-    Ctrl-C; return the error of reading, if any.
+    """Write the slabs of the files until a file cannot be read, rows fail, or Ctrl-C; return the
+    error of reading, if any.
     """
     before = 0
-    for path, size, slabs in sources:
+    for source, slabs in opened:
         while (slab := _next_slab(slabs)) is not None:
             if isinstance(slab, Exception):
                 return slab
-            loader.write(path, slab, before + slab.position)
+            loader.write(source.path, slab, before + slab.position)
             if interrupt.asked or loader.failing:
                 return None
-        before += size
+        before += source.size
     return None
 
 

@@ -10,7 +10,7 @@ import typer
 
 from koinon.cli.console import output
 from koinon.cli.console.command import DONE, USAGE, RefusedError, Session, command
-from koinon.cli.data.key_value import PANEL, Encoding
+from koinon.cli.data.key_value import PANEL, PrefixEncoding
 from koinon.core.feeds import Change, ChangeBatch, FeedPositions
 from koinon.operate.json_form import json_of
 from koinon_proto.contract.errors import InvalidArgumentError
@@ -50,8 +50,7 @@ def watch(
     keys_only: Annotated[
         bool, typer.Option("--keys-only", help="Print keys without values.")
     ] = False,
-    hexadecimal: Annotated[bool, typer.Option("--hex", help="--prefix is hexadecimal.")] = False,
-    base_64: Annotated[bool, typer.Option("--base64", help="--prefix is base64.")] = False,
+    encoding: PrefixEncoding,
 ) -> int:
     """Print each change as it is written, until Ctrl-C: put or delete, key, and value; with --json
     one JSON object per line.
@@ -59,7 +58,6 @@ def watch(
     A change is printed once it is durable on every in-sync replica. If a key is written faster than
     changes are printed, older versions of it may be left out.
     """
-    encoding = Encoding(hexadecimal=hexadecimal, base_64=base_64)
     prefix_bytes = encoding.decode(prefix, "--prefix")
     begin = _since(since, state)
     known = begin != "now"
