@@ -70,7 +70,6 @@ class Coordinator:
             self.transport,
             on_leader=self._on_leader,
             on_follower=self._on_follower,
-            group_id=self._cluster_id,
         )
 
     # --- life ---------------------------------------------------------------------------------
@@ -193,10 +192,6 @@ class Coordinator:
         ``ReplicatedState.watching``.
         """
         return self._replicated.watching()
-
-    def _cluster_id(self) -> str:
-        config = self._replicated.state.config
-        return config.cluster_id if config is not None else ""
 
     def disk_room(self) -> tuple[int, int]:
         """Return how many bytes are free, to this user, of how many on the file system of the data

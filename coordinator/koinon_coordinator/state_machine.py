@@ -34,6 +34,12 @@ class ReplicatedState:
         self._config: ClusterConfig | None = None
         self._watchers: dict[asyncio.Event, None] = {}  # woken in the order in which they came
 
+    @property
+    def group_id(self) -> str:
+        """The cluster's id; "" before the cluster is created."""
+        config = self.state.config
+        return config.cluster_id if config is not None else ""
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[asyncio.Event]:
         """Yield an event that is set now, and again whenever something was applied or restored.

@@ -22,6 +22,8 @@ UNUSED = Path("unused")
 class Commands:
     """Keeps what it applies; `b"raise"` raises."""
 
+    group_id = ""
+
     def __init__(self) -> None:
         self.applied: list[bytes] = []
         self.snapshots = 0  # that were taken of it

@@ -30,6 +30,8 @@ COUNTED_PREFIXES = (b"rate", b"warm")
 class CommandList:
     """Keeps commands in order; `count` covers the uninteresting ones too."""
 
+    group_id = ""
+
     def __init__(self) -> None:
         self.kept: list[str] = []
         self.count = 0

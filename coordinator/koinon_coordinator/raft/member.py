@@ -62,6 +62,13 @@ _GROUP = ""  # the group's id is pinned beside the members' store ids; no member
 class StateMachine(Protocol):
     """The state that the group replicates. Called on the event loop, in log order."""
 
+    @property
+    def group_id(self) -> str:
+        """The group's own id, "" until it has one: members of another group, met at an address that
+        was reused, are then told apart.
+        """
+        ...
+
     def apply(self, index: int, command: bytes) -> object:
         """Deterministic; the result goes to the proposer, if it is on this member."""
         ...
@@ -86,24 +93,16 @@ class RaftMember:
         *,
         on_leader: Callable[[int], None] | None = None,
         on_follower: Callable[[int, str | None], None] | None = None,
-        group_id: Callable[[], str] = lambda: "",
         storage: Callable[[], RaftStorage] | None = None,
-        clock: Callable[[], float] = boottime,
-        rng: random.Random | None = None,
     ) -> None:
         """`on_leader(term)` is called once this member leads and everything committed before is
-        applied here; `on_follower(term, leader_id)` when that leadership is lost. `group_id()` is
-        what the state machine calls the group, "" until it has a name: members of another group,
-        met at an address that was reused, are then told apart."""
+        applied here; `on_follower(term, leader_id)` when that leadership is lost."""
         self._config = config
         self._state_machine = state_machine
         self._transport = transport
         self._on_leader = on_leader
         self._on_follower = on_follower
-        self._group_id = group_id
         self._open_storage = storage or self._open_lmdb
-        self._clock = clock
-        self._rng = rng or random.Random()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raft-storage")
         self._storage: RaftStorage | None = None
         self._core: RaftCore | None = None
@@ -123,7 +122,7 @@ class RaftMember:
         self._outcome: asyncio.Future[None] | None = None  # ends with the member, with its error
         self._closing: asyncio.Task[None] | None = None  # set once: the member has begun to stop
         self.counters = RaftCounters()
-        self._elections = ElectionHistory(clock())
+        self._elections = ElectionHistory(boottime())
         self.commit_seconds = Histogram()  # from proposal to apply, of this member's own proposals
         self.sync_seconds = Histogram()  # of saves
         self._leader_seen = (0, "")  # term and id of the leader that was heard of last
@@ -149,7 +148,7 @@ class RaftMember:
         self._store_id = storage.store_id
         if restored.snapshot.index > 0:
             self._state_machine.restore(restored.snapshot.data)
-        self._core = RaftCore(self._config.core_config(), restored, self._rng, self._clock())
+        self._core = RaftCore(self._config.core_config(), restored, random.Random(), boottime())
         self._running = True
         self._transport.attach(self)
         self._process()
@@ -233,7 +232,7 @@ class RaftMember:
         if it was never appended, and ProposalUnknownError if its fate is unknown.
         """
         core = self._running_core()
-        now = self._clock()
+        now = boottime()
         outcome = core.propose(command, now)
         self._schedule()
         if isinstance(outcome, Refusal):
@@ -245,7 +244,7 @@ class RaftMember:
         which it is. Raises NotLeaderError, also when leadership is lost meanwhile."""
         core = self._running_core()
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        refusal = core.read_index(future, self._clock())
+        refusal = core.read_index(future, boottime())
         self._schedule()
         if refusal is not None:
             raise request_error(refusal, core, self._config)
@@ -253,30 +252,30 @@ class RaftMember:
 
     async def add_learner(self, member_id: str, address: str) -> None:
         """Add a member that receives everything and has no vote; done when committed."""
-        core, now = self._running_core(), self._clock()
+        core, now = self._running_core(), boottime()
         await self._changed(core.add_learner(member_id, address, now), now, member_id, address)
 
     async def change_own_address(self, address: str) -> None:
         """Have the group, of which this leader is the only member, know it at the address."""
-        core, now = self._running_core(), self._clock()
+        core, now = self._running_core(), boottime()
         await self._changed(core.change_own_address(address, now), now, self.member_id, address)
 
     async def promote(self, member_id: str) -> None:
         """Give a learner that has caught up a vote."""
-        core, now = self._running_core(), self._clock()
+        core, now = self._running_core(), boottime()
         await self._changed(core.promote(member_id, now), now, member_id)
 
     async def remove_member(self, member_id: str) -> None:
         """Remove a voter or a learner; the leader itself steps down once that is committed. A
         voter whose going would leave no majority in touch is not removed."""
-        core, now = self._running_core(), self._clock()
+        core, now = self._running_core(), boottime()
         await self._changed(core.remove_member(member_id, now), now, member_id)
 
     async def transfer_leadership(self, to: str | None = None) -> None:
         """Hand over to `to` (None: the voter that is furthest on); done when this member no
         longer leads. Raises MembershipChangeError if the target does not take over in time."""
         core = self._running_core()
-        now = self._clock()
+        now = boottime()
         outcome = core.transfer_leadership(to, now)
         self._schedule()
         if isinstance(outcome, Refusal):
@@ -293,18 +292,18 @@ class RaftMember:
         await self._waiting.for_proposal(outcome, now)
 
     def quorum_contact_at(self) -> float | None:
-        """Return when (on `clock`) the newest round that a quorum has answered was sent; None if
+        """Return when (by `boottime`) the newest round that a quorum has answered was sent; None if
         this member does not lead. Right after a pause as well: it is a fact, not a claim of now."""
         if self._core is None or not self._running:
             return None
-        return self._core.quorum_contact_at(self._clock())
+        return self._core.quorum_contact_at(boottime())
 
     def status(self) -> RaftStatus:
         """Return what this member says of itself now.
 
         Raises MemberStoppedError.
         """
-        now = self._clock()
+        now = boottime()
         elections = self._elections.recent(now)
         return status_of(self._running_core(), self.member_id, now, self.counters, elections)
 
@@ -344,12 +343,12 @@ class RaftMember:
         if core.is_member(member_id):
             return True
         names_group = "" not in (group, self.group) or not core.configuration.members
-        return names_group and core.listens_to_strangers(self._clock())
+        return names_group and core.listens_to_strangers(boottime())
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         if not self._running or self._core is None:
             return
-        now = self._clock()
+        now = boottime()
         sender = ""
         try:
             for message in messages:
@@ -392,9 +391,15 @@ class RaftMember:
 
     def _pin_group(self) -> None:
         """Remember which group this is, as soon as it has a name."""
-        if _GROUP not in self._pins and self._group_pinning is None and self._group_id():
+        if (
+            _GROUP not in self._pins
+            and self._group_pinning is None
+            and self._state_machine.group_id
+        ):
             assert self._loop is not None
-            self._group_pinning = self._loop.create_task(self._pin(_GROUP, self._group_id()))
+            self._group_pinning = self._loop.create_task(
+                self._pin(_GROUP, self._state_machine.group_id)
+            )
 
     def on_store_refused(self, refused_by: str) -> None:
         self._halt(StoreChangedError(member_id=self.member_id, noticed_by=refused_by))
@@ -406,7 +411,7 @@ class RaftMember:
             return
         assert self._core is not None
         try:
-            self._core.tick(self._clock())
+            self._core.tick(boottime())
             self._process()
         finally:
             if self._running:
@@ -418,7 +423,7 @@ class RaftMember:
         """
         assert self._core is not None
         assert self._loop is not None
-        now, interval_s = self._clock(), self._config.tick_interval_ms / 1000
+        now, interval_s = boottime(), self._config.tick_interval_ms / 1000
         intervals = (self._core.tick_due_at(now) - now) / interval_s
         delay_s = min(max(1.0, intervals), TICKS_APART_MAX) * interval_s
         self._tick_timer = self._loop.call_later(delay_s, self._tick)
@@ -439,7 +444,7 @@ class RaftMember:
         began_at = time.perf_counter()
         try:
             while self._running and self._core is not None:
-                ready = self._core.ready(self._clock())
+                ready = self._core.ready(boottime())
                 if ready is None:
                     return
                 self._carry_out(ready)
@@ -480,7 +485,7 @@ class RaftMember:
         self._snapshots.applied(entry.size_bytes, time.thread_time() - began_s)
         proposed_at = self._waiting.on_applied(entry, result)
         if proposed_at is not None:
-            self.commit_seconds.observe(self._clock() - proposed_at)
+            self.commit_seconds.observe(boottime() - proposed_at)
         core = self._core
         assert core is not None
         opens_term = entry.kind is EntryKind.NOOP and entry.term != self._served_term
@@ -557,7 +562,7 @@ class RaftMember:
             event.term,
             event.leader_id,
         )
-        self._elections.note(self._clock(), event.term, event.leader_id)
+        self._elections.note(boottime(), event.term, event.leader_id)
         if event.role is Role.CANDIDATE:
             self.counters.elections_started += 1
         if event.leader_id is not None and self._leader_seen != (event.term, event.leader_id):
@@ -577,7 +582,7 @@ class RaftMember:
         self._leads = event.role is Role.LEADER
 
     def _warn_if_disk_hangs(self) -> None:
-        now = self._clock()
+        now = boottime()
         if self._core is not None and self._core.is_save_late(now):
             log.warning(
                 "disk hangs member_id=%s saving_s=%.1f why=%s",
