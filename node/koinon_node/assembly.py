@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -19,10 +18,6 @@ from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import Stager
 from koinon_node.config import Limits, NodeConfig
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.writes.pending_writes import PendingWrites
-from koinon_node.core.writes.recent_writes import RecentWrites
-from koinon_node.core.writes.write_decisions import Primaries
 from koinon_node.grpc.replication_service import ReplicationService
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import Channels, LeaderCalls
@@ -40,8 +35,9 @@ from koinon_node.replication.replicator import Replicator
 from koinon_node.resp.listener import RedisListener
 from koinon_node.resp.passing import Passing
 from koinon_node.resp.service import RedisService
-from koinon_node.state import NodeState, WallClock
+from koinon_node.state import NodeState
 from koinon_node.storage.checksums import Checksums
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
@@ -79,11 +75,7 @@ class Parts:
     def __init__(
         self, config: NodeConfig, limits: Limits, store: Store, state: NodeState, life: Lifetime
     ) -> None:
-        clock = WallClock()
-        pending, disk = PendingWrites(config.node_id), DiskHealth()
-        copies = store.copies()
-        primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
-        journal = RecentWrites(copies.journal_floors())
+        local = LocalReplicas(store, config.node_id, limits)
         self.state = state
         self.store = store
         # What heartbeats tell of the node; the node's background work keeps both up to date.
@@ -113,24 +105,12 @@ class Parts:
             channels,
         )
         self.leader_calls = LeaderCalls(config.node_id, self.agent, channels)
-        self.commits = CommitTracker(
-            state,
-            store,
-            pending,
-            primaries,
-            copies,
-            journal,
-            disk,
-            time.monotonic,
-            self.agent.on_ready,
-        )
-        self.writer = Writer(store, pending, self.commits, disk, limits, life.on_writer_lost)
+        self.commits = CommitTracker(local, state, self.agent.on_ready)
+        self.writer = Writer(local, self.commits, limits, life.on_writer_lost)
         self.replicator = Replicator(
-            self.commits, self.writer, store, journal, self.leader_calls, limits, self.sizes
+            local, self.commits, self.writer, self.leader_calls, limits, self.sizes
         )
-        self.engine = Engine(
-            ServingContext(state, store, self.writer, self.replicator, limits, clock)
-        )
+        self.engine = Engine(ServingContext(local, state, self.writer, self.replicator, limits))
         self.feeds = ChangeFeeds(self.engine.context, self.commits)
         self.rows = RowCounts()
         self.replication = ReplicationService(
@@ -139,7 +119,7 @@ class Parts:
             state,
             Checksums(store, self.writer),
             self.sizes,
-            primaries,
+            local.primaries,
         )
         self.redis = RedisListener(
             RedisService(
@@ -160,19 +140,8 @@ class Parts:
         self.stager = Stager(self.engine, self.rows)
         self.column_reader = ColumnReader(self.engine, self.rows)
         self.merger = MergeScheduler(self.engine, self.leader_calls)
-        self.follower = Follower(
-            state,
-            store,
-            self.writer,
-            copies,
-            journal,
-            self.peers,
-            limits,
-            time.monotonic,
-            random.Random(),
-            clock,
-        )
-        self.drops = CopyDropper(state, store, self.follower.applier, copies)
+        self.follower = Follower(local, state, self.writer, self.peers, limits, random.Random())
+        self.drops = CopyDropper(local, state, self.follower.applier)
 
     @property
     def old_store(self) -> str:

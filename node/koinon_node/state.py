@@ -123,16 +123,25 @@ class Standing(Enum):
 
 
 class NodeState:
-    """The lease and what is served now. ``now`` is the clock that leases are measured by.
+    """The lease and what is served now, and the node's clocks: leases are measured by ``now`` and
+    time-outs by ``monotonic``, both in seconds; records expire by ``wall``.
 
     The two masks over partitions and the quotas belong to the event loop: what is ``stopped`` is
     being handed over, and neither read nor written; what is in ``too_few`` has too few replicas for
     new writes. Beside each mask stands whether there is any.
     """
 
-    def __init__(self, node_id: str, now: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        now: Callable[[], float] = boottime,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: WallClock | None = None,
+    ) -> None:
         self.node_id = node_id
         self.now = now
+        self.monotonic = monotonic
+        self.wall = wall or WallClock()
         self.lease: Lease = NO_LEASE
         self.served = ServedPartitions()
         self.access = Access()  # replaced whole, by the agent

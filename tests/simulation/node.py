@@ -14,12 +14,8 @@ from koinon_node.bulk_load.stager import Prepared, Stager
 from koinon_node.core.formats import records
 from koinon_node.core.formats.records import U32Array
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.writes.atomic_batch import Check
 from koinon_node.core.writes.change_tail import ChangeTail
-from koinon_node.core.writes.pending_writes import PendingWrites
-from koinon_node.core.writes.recent_writes import RecentWrites
-from koinon_node.core.writes.write_decisions import Primaries
 from koinon_node.partition import request_limits
 from koinon_node.partition.batches import (
     AtomicAnswer,
@@ -40,6 +36,7 @@ from koinon_node.replication.replicator import Replicator
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.index_sweeper import in_steps
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_channel import WriterChannel
@@ -115,10 +112,14 @@ class Life:
     def __init__(self, node: SimulatedNode) -> None:
         simulation = node.simulation
         loop, rng = simulation.loop, simulation.rng
+
+        def now() -> float:
+            return loop.now + node.offset_s
+
         self.node = node
         self.process = Process(loop, node.name)
         self.store = node.disk.open()
-        self.state = NodeState(node.name, now=lambda: loop.now + node.offset_s)
+        self.state = NodeState(node.name, now, now, VirtualWallClock(loop, node.offset_ms))
         self._gate = Authenticator(lambda: self.state.access, takes_tls=True)
         commit_s = simulation.scenario.commit_s
         self._stored = SimulatedChannel(loop, rng, self.process, self.store, node.disk, commit_s)
@@ -132,11 +133,8 @@ class Life:
 
     async def _run(self) -> None:
         node, simulation, limits = self.node, self.node.simulation, self.node.simulation.limits
-        state, store, now = self.state, self.store, self.state.now
-        pending, copies, disk = PendingWrites(node.name), store.copies(), DiskHealth()
-        wall = VirtualWallClock(simulation.loop, node.offset_ms)
-        primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
-        journal = RecentWrites(copies.journal_floors(), simulation.scenario.journal_rows)
+        state, store = self.state, self.store
+        local = LocalReplicas(store, node.name, limits, simulation.scenario.journal_rows)
         self.agent = agent = SimulatedAgent(
             node.name,
             node.rack,
@@ -147,29 +145,23 @@ class Life:
             [member.name for member in simulation.group.members],
             simulation.rng,
         )
-        commits = CommitTracker(
-            state, store, pending, primaries, copies, journal, disk, now, agent.on_ready
-        )
+        commits = CommitTracker(local, state, agent.on_ready)
         self._writer = writer = Writer(
-            store, pending, commits, disk, limits, self._on_writer_lost, self._channel, now
+            local, commits, limits, self._on_writer_lost, self._channel, state.now
         )
         await writer.start()
-        self.replicator = Replicator(
-            commits, writer, store, journal, agent, limits, SizeEstimates()
-        )
+        self.replicator = Replicator(local, commits, writer, agent, limits, SizeEstimates())
         note = simulation.checker.on_decided
         self.replicator.submit = noting(self.replicator.submit, note)  # type: ignore[method-assign]
-        self.engine = Engine(ServingContext(state, store, writer, self.replicator, limits, wall))
+        self.engine = Engine(ServingContext(local, state, writer, self.replicator, limits))
         commits.tail = ChangeTail(simulation.tail_bytes)
         self.feeds = ChangeFeeds(self.engine.context, commits)
         self.stager = Stager(self.engine)
         self.merger = MergeScheduler(self.engine, agent)
         peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)
         seeded = random.Random(simulation.rng.random())
-        self.follower = Follower(
-            state, store, writer, copies, journal, peers, limits, now, seeded, wall
-        )
-        self.drops = CopyDropper(state, store, self.follower.applier, copies)
+        self.follower = Follower(local, state, writer, peers, limits, seeded)
+        self.drops = CopyDropper(local, state, self.follower.applier)
         node.machine.services = {
             "read": self._read,
             "may_read": self._may_read,

@@ -21,10 +21,10 @@ import numpy as np
 
 from koinon_node.core.formats import records
 from koinon_node.core.formats.records import PartitionEpochs
-from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.replication.applier import Applier, Change, Done
 from koinon_node.state import NodeState
-from koinon_node.storage.store import Store
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_proto.contract.errors import KoinonError, StorageFullError, UnavailableError
 from koinon_proto.contract.table import NodeNumber, PartitionRow, Table
 
@@ -39,11 +39,11 @@ _RETRY_S = 1.0
 class CopyDropper:
     """Background work. All methods belong to the event loop's thread."""
 
-    def __init__(self, state: NodeState, store: Store, applier: Applier, copies: Copies) -> None:
+    def __init__(self, local: LocalReplicas, state: NodeState, applier: Applier) -> None:
         self._state = state
-        self._store = store
+        self._store = local.store
         self._applier = applier
-        self._copies = copies
+        self._copies = local.copies
         self._due = asyncio.Event()
         self.erased: tuple[int, ...] = ()  # ids of dropped keyspaces of which nothing is here
 

@@ -11,8 +11,8 @@ from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_node.partition.batches import ReadAnswer
 from koinon_node.partition.traffic import Traffic
 from koinon_node.replication.replicator import Replicator
-from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.store import Store
+from koinon_node.state import NodeState
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import ResourceExhaustedError
 from koinon_proto.server import admission
@@ -23,21 +23,20 @@ class ServingContext:
 
     def __init__(
         self,
+        local: LocalReplicas,
         state: NodeState,
-        store: Store,
         writer: Writer,
         replicator: Replicator,
         limits: Limits,
-        clock: WallClock,
     ) -> None:
         self.state = state
-        self.store = store
+        self.store = local.store
         self.writer = writer
         self.replicator = replicator
         self.limits = limits
-        self.clock = clock  # the Unix time by which records expire here
-        self.pending = writer.pending
-        self.primaries = replicator.leading.primaries
+        self.clock = state.wall  # the Unix time by which records expire here
+        self.pending = local.pending
+        self.primaries = local.primaries
         self.traffic = Traffic()
         self.budget = ReadBudget(limits)
         self.claims = MergeWaits(self.pending, replicator, len(self.primaries.epochs))

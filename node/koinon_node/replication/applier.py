@@ -26,11 +26,11 @@ from koinon_node.config import Limits
 from koinon_node.core.formats import record_layout, records
 from koinon_node.core.formats.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.formats.writer_frames import Writes
-from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.replica_sync import ROW_OVERHEAD_BYTES, Followed
 from koinon_node.core.writes.commit_group import CommitGroup
-from koinon_node.core.writes.recent_writes import RecentWrites
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, UnknownFateError
@@ -139,21 +139,20 @@ Done = Callable[[KoinonError | None], None]
 class Applier:
     """Queues at the writer what a primary has sent. For the event loop only."""
 
-    def __init__(
-        self, writer: Writer, copies: Copies, journal: RecentWrites, limits: Limits
-    ) -> None:
+    def __init__(self, local: LocalReplicas, writer: Writer, limits: Limits) -> None:
         self._writer = writer
-        self._copies = copies
-        self._journal = journal
+        self._copies = local.copies
+        self._journal = local.journal
         self._rows_max = limits.group_rows * 4
         self._bytes_max = limits.group_bytes * 2
         # The groups that tickets have joined, oldest first, by the futures of tickets under way.
         self._in_flight: dict[asyncio.Future[None], CommitGroup] = {}
         self._rows = self._size = 0  # of these tickets; size in bytes
         self._settled = asyncio.Event()  # set whenever a ticket ends
-        self.busy = np.zeros(len(copies.complete_through), np.uint32)  # by partition: its tickets
+        # By partition: its tickets under way.
+        self.busy = np.zeros(len(local.copies.complete_through), np.uint32)
         # By partition, where it is busy: the sequence that its newest ticket makes it complete to.
-        self._queued_through = np.zeros(len(copies.complete_through), np.uint64)
+        self._queued_through = np.zeros(len(local.copies.complete_through), np.uint64)
 
     # --- room ------------------------------------------------------------------------------
 

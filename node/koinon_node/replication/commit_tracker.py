@@ -26,18 +26,13 @@ import numpy as np
 from koinon_node.core.formats import records
 from koinon_node.core.formats.records import U32Array, U64Array
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.replication.copies import Copies
 from koinon_node.core.replication.in_sync_and_hand_over import Proposals
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.core.writes.change_tail import ChangeTail
 from koinon_node.core.writes.commit_group import CommitGroup, Ticket, end
-from koinon_node.core.writes.pending_writes import PendingWrites
-from koinon_node.core.writes.recent_writes import RecentWrites
-from koinon_node.core.writes.write_decisions import Primaries
 from koinon_node.replication.group_sender import Sender
 from koinon_node.state import NodeState
-from koinon_node.storage.store import Store
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.process.measures import Histogram
 
@@ -53,27 +48,21 @@ class CommitTracker:
 
     def __init__(
         self,
+        local: LocalReplicas,
         state: NodeState,
-        store: Store,
-        pending: PendingWrites,
-        primaries: Primaries,
-        copies: Copies,
-        journal: RecentWrites,
-        disk: DiskHealth,
-        clock: Callable[[], float],
         on_ready: Callable[[Sequence[Adoption]], None],
     ) -> None:
         self.state = state
-        self.clock = clock
-        self._store = store
-        self._pending = pending
-        self._primaries = primaries
-        self._copies = copies
+        self.clock = state.monotonic
+        self._store = local.store
+        self._pending = local.pending
+        self._primaries = local.primaries
+        self._copies = local.copies
         self._on_ready = on_ready  # called with the adoptions that may be served now
-        self.leading = ReplicaTracker(copies, primaries, pending)
-        self.proposals = Proposals(self.leading, state, disk)
-        self.journal = journal
-        self.sender = Sender(self.leading, journal)
+        self.leading = ReplicaTracker(local.copies, local.primaries, local.pending)
+        self.proposals = Proposals(self.leading, state, local.disk)
+        self.journal = local.journal
+        self.sender = Sender(self.leading, local.journal)
         self.kick = asyncio.Event()  # wakes the replicator, which then decides what to propose
         self._held = False  # while a backup's cut is made: groups become durable, none complete
         self.tail = ChangeTail()

@@ -11,24 +11,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core.replication import replica_sync as core
-from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.openings import Progress, reported
 from koinon_node.core.replication.replica_sync import Stage
-from koinon_node.core.writes.recent_writes import RecentWrites
 from koinon_node.ports import Peers
 from koinon_node.replication.applier import Applier
 from koinon_node.replication.primary_stream import Link
 from koinon_node.replication.stream_context import StreamContext
 from koinon_node.replication.tombstone_purge import BackupPurge
-from koinon_node.state import NodeState, WallClock
+from koinon_node.state import NodeState
 from koinon_node.storage.index_sweeper import IndexSweeper
-from koinon_node.storage.store import Store
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.process.rounds import next_round
@@ -41,37 +39,33 @@ class Follower:
 
     def __init__(
         self,
+        local: LocalReplicas,
         state: NodeState,
-        store: Store,
         writer: Writer,
-        copies: Copies,
-        journal: RecentWrites,
         peers: Peers,
         limits: Limits,
-        clock: Callable[[], float],
         random: random.Random,
-        wall: WallClock,
     ) -> None:
-        self.applier = Applier(writer, copies, journal, limits)
-        dirty = np.flatnonzero(copies.states & np.uint8(CopyState.DIRTY_TAIL))
+        self.applier = Applier(local, writer, limits)
+        dirty = np.flatnonzero(local.copies.states & np.uint8(CopyState.DIRTY_TAIL))
         self._links: dict[NodeNumber, Link] = {}  # the streams, by primary
         self._context = StreamContext(
             state=state,
-            store=store,
+            store=local.store,
             applier=self.applier,
-            copies=copies,
-            journal=journal,
+            copies=local.copies,
+            journal=local.journal,
             peers=peers,
             links=self._links,
             group_bytes=limits.group_bytes,
-            clock=clock,
+            clock=state.monotonic,
             random=random,
             uncovered=set(dirty.tolist()),
         )
-        self._purge = IndexSweeper(BackupPurge(self._context, writer, wall).look)
+        self._purge = IndexSweeper(BackupPurge(self._context, writer).look)
         self._group: asyncio.TaskGroup | None = None  # of the streams; None before ``run``
         self._wanted = core.Wanted()
-        self._disk = writer.disk
+        self._disk = local.disk
         self._leaves = self._hangs = False  # the node is about to stop; its disk hung at last look
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:

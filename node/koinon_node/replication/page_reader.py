@@ -13,10 +13,10 @@ import numpy as np
 from koinon_node.config import Limits
 from koinon_node.core.formats import records
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
-from koinon_node.core.writes.recent_writes import RecentWrites
 from koinon_node.replication.catch_up import crc_of
 from koinon_node.storage.environment import PARTITIONS_DB
-from koinon_node.storage.store import Range, Store
+from koinon_node.storage.local_replicas import LocalReplicas
+from koinon_node.storage.store import Range
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -34,17 +34,16 @@ class PageReader:
 
     def __init__(
         self,
+        local: LocalReplicas,
         leading: ReplicaTracker,
-        store: Store,
         writer: Writer,
-        journal: RecentWrites,
         limits: Limits,
     ) -> None:
         self._leading = leading
-        self._store = store
+        self._store = local.store
         self._writer = writer
-        self._copies = leading.copies
-        self._journal = journal
+        self._copies = local.copies
+        self._journal = local.journal
         self._limits = limits
         self.bytes_served = 0  # of keys and records, since the start
 

@@ -29,7 +29,6 @@ from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.replication.copies import Copy, CopyState
 from koinon_node.core.replication.in_sync_and_hand_over import RowChange
 from koinon_node.core.writes.commit_group import CommitGroup, GroupState, Ticket, Waiter
-from koinon_node.core.writes.recent_writes import RecentWrites
 from koinon_node.core.writes.write_decisions import Effects
 from koinon_node.ports import CoordinatorCalls
 from koinon_node.replication.commit_tracker import CommitTracker
@@ -39,8 +38,8 @@ from koinon_node.replication.page_reader import PageReader
 from koinon_node.replication.ticket_callback import TicketCallback, fate_of, too_late
 from koinon_node.storage.disk_watch import DiskWatch
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.sizes import SizeEstimates
-from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import (
@@ -71,10 +70,9 @@ class Replicator:
 
     def __init__(
         self,
+        local: LocalReplicas,
         commits: CommitTracker,
         writer: Writer,
-        store: Store,
-        journal: RecentWrites,
         coordinator: CoordinatorCalls,
         limits: Limits,
         sizes: SizeEstimates,
@@ -85,15 +83,15 @@ class Replicator:
         self._kick = commits.kick
         self._proposals = commits.proposals
         self.leading = commits.leading
-        self._primaries = self.leading.primaries
-        self._copies = self.leading.copies
-        self._pending = writer.pending
+        self._primaries = local.primaries
+        self._copies = local.copies
+        self._pending = local.pending
         self._writer = writer
-        self._store = store
-        self._journal = journal
+        self._store = local.store
+        self._journal = local.journal
         self._coordinator = coordinator
         self._limits = limits
-        self.pages = PageReader(self.leading, store, writer, journal, limits)
+        self.pages = PageReader(local, self.leading, writer, limits)
         self.followers = Followers(commits, sizes, limits)
         self._disk_watch = DiskWatch(writer, self._state.node_id)
         self._adopting = asyncio.Lock()  # one takeover at a time: each reads what the last left

@@ -18,7 +18,6 @@ from koinon_node.core.formats import record_layout, records
 from koinon_node.core.replication.replica_sync import Followed, Stage
 from koinon_node.replication.applier import Change
 from koinon_node.replication.stream_context import StreamContext
-from koinon_node.state import WallClock
 from koinon_node.storage.environment import EXPIRY_DB
 from koinon_node.storage.writer import Writer, columns
 
@@ -26,15 +25,14 @@ from koinon_node.storage.writer import Writer, columns
 class BackupPurge:
     """A backup's part of the work on the expiry index (storage/index_sweeper.py)."""
 
-    def __init__(self, context: StreamContext, writer: Writer, wall: WallClock) -> None:
+    def __init__(self, context: StreamContext, writer: Writer) -> None:
         self._context = context
         self._writer = writer
-        self._wall = wall
 
     def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
         """Look at some entries of the index and queue what they ask for."""
         context = self._context
-        entries, start = context.store.expired_entries(start, self._wall.now_ms(), rows_max)
+        entries, start = context.store.expired_entries(start, context.state.wall.now_ms(), rows_max)
         if not entries:
             return start, []
         looked = [(entry, *record_layout.split_expiry_key(entry)) for entry in entries]

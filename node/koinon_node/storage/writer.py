@@ -36,12 +36,10 @@ from typing import Protocol
 from koinon_node.config import Limits
 from koinon_node.core.formats.records import U32Array
 from koinon_node.core.formats.writer_frames import Writes
-from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.writes.commit_group import QUEUED, CommitGroup, GroupState, Ticket
-from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_node.storage.environment import META_DB
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.logged_channel import LoggedChannel, in_front_of
-from koinon_node.storage.store import Store
 from koinon_node.storage.writer_channel import Answer, ProcessChannel, WriterChannel
 from koinon_proto.contract.errors import (
     ResourceExhaustedError,
@@ -79,17 +77,16 @@ class Writer:
 
     def __init__(
         self,
-        store: Store,
-        pending: PendingWrites,
+        local: LocalReplicas,
         flow: GroupFlow,
-        disk: DiskHealth,
         limits: Limits,
         on_failure: Callable[[str], None],
         channel: WriterChannel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        store, disk = local.store, local.disk
         self._store = store
-        self.pending = pending
+        self.pending = local.pending
         self._flow = flow
         self._limits = limits
         self._on_failure = on_failure

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from koinon_node.config import Limits
-from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.writes.commit_group import CommitGroup, Ticket
 from koinon_node.core.writes.pending_writes import PendingWrites
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_channel import WriterChannel
@@ -86,6 +86,15 @@ def lone_writer(
     channel: WriterChannel | None = None,
 ) -> Writer:
     """Return a writer that nothing is replicated from."""
-    pending = PendingWrites("n1")
-    flow = _Alone(pending)
-    return Writer(store, pending, flow, DiskHealth(), limits or Limits(), on_failure, channel)
+    limits = limits or Limits()
+    return writer_of(LocalReplicas(store, "n1", limits), on_failure, limits, channel)
+
+
+def writer_of(
+    local: LocalReplicas,
+    on_failure: Callable[[str], None],
+    limits: Limits | None = None,
+    channel: WriterChannel | None = None,
+) -> Writer:
+    """Return a writer of these replicas that nothing is replicated from."""
+    return Writer(local, _Alone(local.pending), limits or Limits(), on_failure, channel)

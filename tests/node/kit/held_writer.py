@@ -20,11 +20,7 @@ from koinon_node.config import Limits
 from koinon_node.core.formats.records import U32Array
 from koinon_node.core.formats.writer_frames import GroupFrame, TicketFrame
 from koinon_node.core.membership.assignment import Adoption, ServedPartitions
-from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.membership.lease import NO_LEASE, Lease
-from koinon_node.core.writes.pending_writes import PendingWrites
-from koinon_node.core.writes.recent_writes import RecentWrites
-from koinon_node.core.writes.write_decisions import Primaries
 from koinon_node.partition.batches import (
     Durability,
     ReadAnswer,
@@ -40,6 +36,7 @@ from koinon_node.replication.commit_tracker import CommitTracker
 from koinon_node.replication.replicator import Replicator
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, open_databases
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.merge_executor import merge
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import Store
@@ -273,53 +270,26 @@ class Bench:
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         self.limits = limits = limits or Limits()
         self.store = InterruptedStore(StoreConfig(directory=directory, map_size_bytes=16 * MIB))
-        self.pending = PendingWrites("n1")
         self.channel = HeldChannel(self.store)
         self.lost: list[str] = []
         self.now = 0.0
         self.clock = SetClock()
-        self.state = NodeState("n1", now=lambda: self.now)
-        self.copies = self.store.copies()
-        self.primaries = Primaries(
-            self.copies.complete_through, self.copies.purge_floors, limits.tombstone_ms
-        )
-        self.journal = RecentWrites(self.copies.journal_floors())
+        self.state = NodeState("n1", lambda: self.now, lambda: self.now, self.clock)
+        self.local = local = LocalReplicas(self.store, "n1", limits)
+        self.pending, self.copies = local.pending, local.copies
+        self.primaries, self.journal = local.primaries, local.journal
         self.coordinator = NoCoordinator()
         self.ready: list[Adoption] = []
         self.sizes = SizeEstimates()
-        disk = DiskHealth()
-        self.commits = CommitTracker(
-            self.state,
-            self.store,
-            self.pending,
-            self.primaries,
-            self.copies,
-            self.journal,
-            disk,
-            lambda: self.now,
-            self.on_ready,
-        )
+        self.commits = CommitTracker(local, self.state, self.on_ready)
         self.writer = Writer(
-            self.store,
-            self.pending,
-            self.commits,
-            disk,
-            limits,
-            self.lost.append,
-            self.channel,
-            lambda: self.now,
+            local, self.commits, limits, self.lost.append, self.channel, lambda: self.now
         )
         self.replicator = Replicator(
-            self.commits,
-            self.writer,
-            self.store,
-            self.journal,
-            self.coordinator,
-            limits,
-            self.sizes,
+            local, self.commits, self.writer, self.coordinator, limits, self.sizes
         )
         self.engine = Engine(
-            ServingContext(self.state, self.store, self.writer, self.replicator, limits, self.clock)
+            ServingContext(local, self.state, self.writer, self.replicator, limits)
         )
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -18,15 +17,15 @@ from koinon_node.core.formats import records
 from koinon_node.core.formats.records import EpochStart, PartitionEpochs, Record
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.membership.lease import Lease
-from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.epoch_history import Lineage, common_point
-from koinon_node.core.writes.recent_writes import RecentWrites
 from koinon_node.partition.copy_drops import CopyDropper
 from koinon_node.ports import PeerLostError
 from koinon_node.replication.catch_up import crc_of
 from koinon_node.replication.follower import Follower
-from koinon_node.state import NodeState, WallClock
+from koinon_node.state import NodeState
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.store_config import StoreConfig
@@ -43,7 +42,7 @@ from koinon_proto.contract.table import (
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.tables import config_of, node_of, row_of, table_with
 from tests.kit.waiting import until
-from tests.node.kit.groups import lone_writer
+from tests.node.kit.groups import writer_of
 
 ME, P1, P2 = NodeNumber(1), NodeNumber(2), NodeNumber(3)
 PARTITIONS = 4
@@ -397,26 +396,14 @@ class Both:
 class Rig:
     """A follower on a real store. ``now`` is the clock of leases and pacing."""
 
-    def __init__(self, store: Store, writer: Writer, copies: Copies, peers: Any) -> None:
-        self.store, self.writer, self.copies = store, writer, copies
+    def __init__(self, local: LocalReplicas, writer: Writer, peers: Any) -> None:
+        self.store, self.writer, self.copies = local.store, writer, local.copies
         self.now = 100.0
         self.state = NodeState("n1", lambda: self.now)
         self.state.lease = Lease(node_epoch=1, until_s=1e9)
-        self.journal = RecentWrites(copies.journal_floors())
-        self.wall = WallClock()
-        self.follower = Follower(
-            self.state,
-            store,
-            writer,
-            copies,
-            self.journal,
-            peers,
-            Limits(),
-            time.monotonic,
-            random.Random(7),
-            self.wall,
-        )
-        self.drops = CopyDropper(self.state, store, self.follower.applier, copies)
+        self.journal, self.wall = local.journal, self.state.wall
+        self.follower = Follower(local, self.state, writer, peers, Limits(), random.Random(7))
+        self.drops = CopyDropper(local, self.state, self.follower.applier)
 
     def publish(self, table: Table, node_epoch: int = 1) -> None:
         """Do what the agent's thread does before the loop hears of a table."""
@@ -500,9 +487,10 @@ def follow(
     async def run() -> Answer:
         lost: list[str] = []
         store = Store(StoreConfig(directory=directory, **config))
-        writer = lone_writer(store, lost.append)
+        local = LocalReplicas(store, "n1", Limits())
+        writer = writer_of(local, lost.append)
         await writer.start()
-        rig = Rig(store, writer, store.copies(), peers)
+        rig = Rig(local, writer, peers)
         task = asyncio.create_task(rig.follower.run())
         try:
             return await test(rig)

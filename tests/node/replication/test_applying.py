@@ -21,7 +21,7 @@ def test_change_whose_waiter_is_cancelled_is_counted_when_it_is_durable(tmp_path
     """
 
     async def use(bench: Bench) -> None:
-        applier = Applier(bench.writer, bench.copies, bench.journal, bench.limits)
+        applier = Applier(bench.local, bench.writer, bench.limits)
         bench.channel.held = True
         ids, through = one(0, START)
         key, record = b"\0\0\0k", records.encode_record(START + 5, b"v")
@@ -53,7 +53,7 @@ def test_change_whose_waiter_is_cancelled_is_counted_when_it_is_durable(tmp_path
 
 def test_change_refused_is_not_counted_though_nobody_waits(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        applier = Applier(bench.writer, bench.copies, bench.journal, bench.limits)
+        applier = Applier(bench.local, bench.writer, bench.limits)
         bench.channel.failing = {0: "no room"}
         ids, through = one(0, START + 7)
         epochs = {0: PartitionEpochs(primary_epoch=EPOCH)}

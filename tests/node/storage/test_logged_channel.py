@@ -18,11 +18,8 @@ from typing import Any
 import lmdb
 import pytest
 
-from koinon_node.config import Limits
 from koinon_node.core.formats import log_format, record_layout, records
 from koinon_node.core.formats.writer_frames import CHAINED, LOOSE, TicketFrame, Writes
-from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.writes.pending_writes import PendingWrites
 from koinon_node.storage import logged_channel
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import LOG, Record, take_over
@@ -30,7 +27,6 @@ from koinon_node.storage.logged_channel import Bounds, LoggedChannel, refused
 from koinon_node.storage.store import Store
 from koinon_node.storage.transactions import Gathered
 from koinon_node.storage.write_ahead_log import LogThread, WriteAheadLog
-from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_channel import ProcessChannel
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.cluster_errors import DataDirectoryError
@@ -66,7 +62,7 @@ class Rig:
     def put(self, rows: dict[str, bytes | None], **options: Any) -> asyncio.Future[None]:
         keys = list(map(key, rows))
         values = [None if v is None else records.encode_record(1, v, 0) for v in rows.values()]
-        progress: list[bytes | None] = [b"progress"]
+        progress: list[bytes | None] = [records.encode_one_progress(1, 0)]
         writes = ((DATA_DB, keys, values), (PARTITIONS_DB, [records.progress_key(P)], progress))
         size = sum(map(len, keys)) + sum(len(value or b"") for value in values)
         return self.writer.submit(writes, len(keys), size, **options)
@@ -415,14 +411,7 @@ def test_damaged_log_is_refused_with_the_file_and_the_place(tmp_path: Path) -> N
 
 def test_writer_of_a_store_with_a_log_has_one_in_front(tmp_path: Path) -> None:
     with Store(config_of(tmp_path)) as store:
-        writer = Writer(
-            store,
-            PendingWrites("n1"),
-            None,  # type: ignore[arg-type]
-            DiskHealth(),
-            Limits(),
-            lambda _: None,
-        )
+        writer = lone_writer(store, lambda _: None)
         assert isinstance(writer._channel, LoggedChannel)
 
 
