@@ -96,13 +96,7 @@ class Parts:
         self.peers = NodePeers(dialing)
         self.graceful_drain = GracefulDrain()
         self.agent = Agent(
-            config,
-            store.identity(),
-            store.seen_epochs,
-            state,
-            _Host(self, life),
-            life.end_from_thread,
-            channels,
+            config, store.identity(), store.seen_epochs, state, _Host(self, life), channels
         )
         self.leader_calls = LeaderCalls(config.node_id, self.agent, channels)
         self.commits = CommitTracker(local, state, self.agent.on_ready)
@@ -121,27 +115,27 @@ class Parts:
             self.sizes,
             local.primaries,
         )
-        self.redis = RedisListener(
-            RedisService(
-                self.engine,
-                Emptier(state, self.leader_calls),
-                self.rows,
-                self.graceful_drain,
-                self.replication,
-                self.sizes,
-            ),
-            config.listening,
-            self.gate,
-            config.audit,
-        )
-        if config.resp_proxy:
-            self.redis.service.passing = Passing(state, dialing)
+        self.redis = self._redis(config)
         self.cuts = Cuts(self.engine.context, self.commits)
         self.stager = Stager(self.engine, self.rows)
         self.column_reader = ColumnReader(self.engine, self.rows)
         self.merger = MergeScheduler(self.engine, self.leader_calls)
         self.follower = Follower(local, state, self.writer, self.peers, limits, random.Random())
         self.drops = CopyDropper(local, state, self.follower.applier)
+
+    def _redis(self, config: NodeConfig) -> RedisListener:
+        """Return the ports for the Redis protocol, by which other nodes follow this one, too."""
+        service = RedisService(
+            self.engine,
+            Emptier(self.state, self.leader_calls),
+            self.rows,
+            self.graceful_drain,
+            self.replication,
+            self.sizes,
+        )
+        if config.resp_proxy:
+            service.passing = Passing(self.state, config.listening.dialing())
+        return RedisListener(service, config.listening, self.gate, config.audit)
 
     @property
     def old_store(self) -> str:
@@ -194,6 +188,9 @@ class _Host:
 
     def erased(self) -> Sequence[int]:
         return self._parts.drops.erased
+
+    def on_fatal(self, error: BaseException) -> None:
+        self._life.end_from_thread(error)
 
 
 async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -102,7 +102,7 @@ Event = Callable[[], None]
 
 class Host(Protocol):
     """The event loop's side, as the agent needs it. Coroutines and ``on_table`` run on the loop,
-    ``stats``, ``sizes``, ``progress`` and ``erased`` on the agent's thread.
+    the rest on the agent's thread.
     """
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
@@ -122,9 +122,12 @@ class Host(Protocol):
     def erased(self) -> Sequence[int]:
         """Return the ids of dropped keyspaces of which this node holds nothing."""
 
+    def on_fatal(self, error: BaseException) -> None:
+        """The agent has ended with this error, which must end the process."""
+
 
 class Agent:
-    """The thread. ``on_fatal`` is called, on that thread, with what must end the process."""
+    """The thread."""
 
     def __init__(
         self,
@@ -133,7 +136,6 @@ class Agent:
         seen_epochs: Mapping[int, int],
         state: NodeState,
         host: Host,
-        on_fatal: Callable[[BaseException], None],
         channels: Channels = PLAIN_CHANNELS,
     ) -> None:
         self._config = config
@@ -144,7 +146,6 @@ class Agent:
         self._registration_id = identity.registration_id
         self._state = state
         self._host = host
-        self._on_fatal = on_fatal
         self._assignment = Assignment(NodeId(config.node_id), seen_epochs)
         self._now = state.now
         self._coordinators = Coordinators(config.coordinators, self._now, channels)
@@ -245,7 +246,7 @@ class Agent:
             if self._stopping.is_set():
                 return
             self._state.lease = NO_LEASE
-            self._on_fatal(error)
+            self._host.on_fatal(error)
 
     def _say_farewell(self) -> None:
         """Have the leader fence this epoch at once, after the lease is given up: then no other node

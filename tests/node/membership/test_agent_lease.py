@@ -158,6 +158,7 @@ class HeldHost:
         self.adopting: list[Adoption] = []
         self.tables: list[tuple[int, int, int]] = []  # (version, number, node epoch)
         self.durable = asyncio.Event()
+        self.failures: list[BaseException] = []
         self.on_ready: Callable[[Sequence[Adoption]], None] = lambda adoptions: None
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
@@ -177,6 +178,9 @@ class HeldHost:
     def erased(self) -> Sequence[int]:
         return ()
 
+    def on_fatal(self, error: BaseException) -> None:
+        self.failures.append(error)
+
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
         pass
 
@@ -190,7 +194,6 @@ class Running:
     host: HeldHost
     channel: ScriptedChannel
     loop: asyncio.AbstractEventLoop
-    failures: list[BaseException]
     now_s: float = START_S
     agent: Agent | None = None
 
@@ -233,7 +236,7 @@ def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     state = RecordingState("n1", now=lambda: running.now_s)
-    running = Running(state, HeldHost(), ScriptedChannel(table), loop, [])
+    running = Running(state, HeldHost(), ScriptedChannel(table), loop)
     config = NodeConfig(
         node_id="n1",
         listen="127.0.0.1:1",
@@ -247,16 +250,15 @@ def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
         {},
         state,
         running.host,
-        running.failures.append,
         channels=HeldChannels(lambda: running.channel),
     )
     running.host.on_ready = agent.on_ready
     running.agent = agent
     agent.start(loop)
     try:
-        wait_until(lambda: running.channel.requests or running.failures, "the first heartbeat")
+        wait_until(lambda: running.channel.requests or running.host.failures, "the first heartbeat")
         yield running
-        assert running.failures == []
+        assert running.host.failures == []
     finally:
         agent.stop()
         loop.call_soon_threadsafe(running.host.durable.set)

@@ -55,7 +55,6 @@ class Member:
         self._thread.start()
         self.state = NodeState("n1")
         self.host = HeldHost()
-        self.failures: list[BaseException] = []
         config = NodeConfig(
             node_id="n1",
             listen="127.0.0.1:1",
@@ -65,7 +64,7 @@ class Member:
             weight=250,
         )
         identity = Identity(store_id="s1", cluster_id="", node_epoch=0, registration_id="")
-        self.agent = Agent(config, identity, {}, self.state, self.host, self.failures.append)
+        self.agent = Agent(config, identity, {}, self.state, self.host)
         self.host.on_ready = self.agent.on_ready
         self.calls = LeaderCalls("n1", self.agent)
 
@@ -103,7 +102,7 @@ def member(
     try:
         wait_until(running.state.serving, "a lease")
         yield running
-        assert running.failures == []
+        assert running.host.failures == []
     finally:
         running.end()
 
