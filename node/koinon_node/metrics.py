@@ -356,7 +356,7 @@ def _of_feeds(parts: Parts) -> Iterator[Family]:
         "koinon_feed_changes_total",
         "counter",
         "Changes that feeds were told here.",
-        parts.feeds.changes_told,
+        parts.feeds.changes_sent,
     )
 
 

@@ -1,4 +1,4 @@
-"""The gRPC service of backups: this node's part of a cut is opened, made, released and read."""
+"""The gRPC service of backups: a caller opens, makes, releases and reads this node's cut."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from koinon_proto.security.authorization import caller
 from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
 from koinon_proto.v1 import backup_pb2, backup_pb2_grpc
 
-CALLS_MAX = 64
-_EVENT_EVERY_S = 1.0
+CALLS_MAX = 64  # at once, of each method
+_EVENT_EVERY_S = 1.0  # seconds between two CutEvents
 
 
 class BackupService(backup_pb2_grpc.BackupServicer):
@@ -31,7 +31,7 @@ class BackupService(backup_pb2_grpc.BackupServicer):
     async def OpenCut(  # noqa: N802 (the generated servicer's name)
         self, request: backup_pb2.OpenCutRequest, context: Any
     ) -> None:
-        """Keep the cut open for as long as the stream stands."""
+        """Open a cut, and keep it open until the stream ends."""
         table = table_of(self._state, request)
         if not request.cut:
             raise InvalidArgumentError(field="cut", reason="must not be 0")

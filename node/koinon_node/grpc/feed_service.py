@@ -1,7 +1,7 @@
-"""The gRPC service of change feeds: checks a request, and writes one message after the other.
+"""The gRPC service of change feeds: checks a request and streams the feed's messages.
 
-gRPC's flow control holds the next message back until the reader takes it; a reader that takes none
-for long loses its stream, and opens another one from its position.
+gRPC's flow control delays each message until the reader has room for it. A reader that accepts no
+message for ``WRITE_S`` loses its stream, and may open another from its position.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from koinon_proto.server.rpc import typed_stream
 from koinon_proto.v1 import feed_pb2, feed_pb2_grpc
 
 FEEDS_MAX: Final = 64
+"""The most feeds open at once."""
 WRITE_S: Final = 30.0
-"""A reader that takes no message for so long loses its stream."""
+"""The longest time, in seconds, in which a reader must accept a message."""
 
 
 class FeedService(feed_pb2_grpc.FeedServicer):
@@ -54,22 +55,22 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def _serve(self, feed: Feed, request: feed_pb2.ChangesRequest, context: Any) -> None:
         while (message := await feed.next()) is not None:
-            keyspace_of(self._state, request)  # it may have been dropped
+            keyspace_of(self._state, request)  # raises if the keyspace was dropped meanwhile
             _check_access(context, request.keyspace_id, request.prefix)
             try:
                 async with asyncio.timeout(WRITE_S):
                     await context.write(reply_of(message))
             except TimeoutError:
-                reason = f"the reader has taken no message of its feed for {WRITE_S:.0f} s"
+                reason = f"the reader has accepted no message of its feed for {WRITE_S:.0f} s"
                 raise UnavailableError(reason=reason) from None
 
 
 def feed_request_of(request: feed_pb2.ChangesRequest, keyspace: Keyspace) -> FeedRequest:
-    """Check the whole request.
+    """Check a request and convert it.
 
     Raises:
-        InvalidArgumentError: it breaks a limit, or partitions do not ascend, or one is not the
-            keyspace's.
+        InvalidArgumentError: a field breaks a limit, the partitions do not ascend, or a partition
+            is not the keyspace's.
     """
     places = [
         FeedPlace(p.partition_id, p.sequence, p.bound, p.after_key) for p in request.positions
@@ -90,21 +91,22 @@ def feed_request_of(request: feed_pb2.ChangesRequest, keyspace: Keyspace) -> Fee
         if (place.bound and place.bound < place.sequence) or (place.after_key and not place.bound):
             raise InvalidArgumentError(
                 field="positions",
-                reason=f"that of partition {place.partition_id} contradicts itself",
+                reason=f"the position of partition {place.partition_id} has a bound below its "
+                "sequence, or an after_key without a bound",
             )
     return FeedRequest(positions=places, prefix=request.prefix, keys_only=request.keys_only)
 
 
 def _check_access(context: Any, keyspace_id: int, prefix: bytes) -> None:
-    """Check that the caller may follow all that begins with the prefix, by its rights as they are
-    now: the guard looks at them again while the stream lasts.
+    """Check that the caller may follow the keys with this prefix, by its present rights: the guard
+    looks up the rights again while the stream lasts.
     """
     known: Caller | None = getattr(context, "caller", None)
     (known or caller.get()).check_prefix(Action.FEED, keyspace_id, prefix)
 
 
 def reply_of(message: FeedMessage) -> feed_pb2.ChangesResponse:
-    """Return the message as it is sent."""
+    """Convert a feed's message to its protobuf form."""
     changes = [change for advance in message.advances for change in advance.changes]
     return feed_pb2.ChangesResponse(
         keys=[change.key for change in changes],

@@ -1,21 +1,24 @@
-"""Change feeds: what is written to partitions that are led here, as it becomes complete.
+"""Change feeds: deliver changes of partitions that this node leads, once each change is complete.
 
 A partition of a feed is *live* while the tail of recent changes (core/writes/change_tail.py) has
-all that lies above its position; else it is in a *backfill*: a pass over the store, in key order,
-by the keys that the journal of recent writes names or, where that does not reach back, over all.
+every change above the feed's position. Otherwise it is in a *backfill*: a pass over the store in
+key order. The pass reads only the keys that the journal of recent writes names, or all keys where
+the journal does not reach back to the position.
 
     position     0 ......... sequence ......... bound ......... completed ..... durable here
-    backfill                      (----- told ----]   left to what follows
-    live                     (------------------------ told --------]
+    backfill                      (-- delivered --]   left to the next pass or the tail
+    live                     (--------------------- delivered -------]
 
 Rules:
-- Nothing is told that is not complete, on every in-sync replica: no failover takes it back.
-- A backfill tells records above ``sequence`` and through ``bound``, which is complete. A record
-  above ``bound`` is left to what follows the backfill; it has hidden an older one, though, which a
-  failover could bring back. So the pass goes on only once the newer one is complete.
-- A position holds only what the lineage has (``last_common``), and deletes are known only above the
-  purge floor: what a position cannot promise ends its partition, by name.
-- Memory is bounded: a feed holds one message, and one page of a pass.
+- A change is delivered only once it is complete, that is on every in-sync replica. So no failover
+  takes back a delivered change.
+- A backfill delivers records above ``sequence`` and through ``bound``, which is complete. It leaves
+  a record above ``bound`` to the next pass or the tail. But such a record has replaced an older
+  record of its key, which a failover could bring back. So the pass waits until the newer record is
+  complete.
+- A position must lie in the partition's lineage (``last_common``) and above the purge floor, below
+  which tombstones are forgotten. Otherwise the feed refuses the partition with a typed error.
+- Memory is bounded: a feed holds one message and one page of a pass.
 
 Belongs to the event loop's thread.
 """
@@ -44,27 +47,28 @@ from koinon_proto.contract.errors import (
 )
 
 MESSAGE_BYTES: Final = 512 * 1024
-"""Of changes (``size_of``), with which a message is full. An atomic batch is not cut."""
+"""A message with so many bytes of changes (``size_of``) is full. An atomic batch is never split."""
 PROGRESS_S: Final = 1.0
-"""A message comes at least so often."""
+"""The longest time between two messages of a feed, in seconds."""
 FROM_NOW: Final = records.NO_SEQUENCE
-_GATHER_S = 0.005  # changes that come so close together go in one message
+_GATHER_S = 0.005  # after the first change, wait so long for more of them before sending
 _PAGE_ROWS, _PAGE_BYTES = 1_024, 512 * 1024
 _JOURNAL_KEYS_MAX = 1_000
 _LINGER_S = 120.0
-"""What a feed has followed stays in the tail for so long: its reader may come back."""
+"""The tail keeps a closed feed's partitions for so many seconds: the reader may reconnect."""
 
 
 @dataclass(slots=True)
 class Position:
-    """A position in one partition: all through ``sequence`` was seen; with a ``bound`` also what
-    lies above that and through the bound, of keys through ``after_key``.
+    """A reader's position in one partition. The reader has seen every change through ``sequence``.
+    With a ``bound`` it has also seen the changes above ``sequence`` and through ``bound`` of the
+    keys up to and including ``after_key``.
     """
 
     partition_id: int
-    sequence: int = 0  # 0: nothing was seen; FROM_NOW: all that is complete when it is opened
-    bound: int = 0
-    after_key: bytes = b""  # a data key, without its partition
+    sequence: int = 0  # 0: start from nothing; FROM_NOW: skip all that is complete at the opening
+    bound: int = 0  # 0: no backfill is under way
+    after_key: bytes = b""  # a data key without its partition prefix
 
     def copy(self) -> Position:
         return Position(self.partition_id, self.sequence, self.bound, self.after_key)
@@ -72,7 +76,9 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedRequest:
-    """The partitions to follow, each from its position, and which of their keys."""
+    """The positions from which to follow partitions, and a filter on keys. With ``keys_only``
+    changes carry empty values.
+    """
 
     positions: Sequence[Position]
     prefix: bytes = b""
@@ -81,21 +87,21 @@ class FeedRequest:
 
 @dataclass(slots=True)
 class Advance:
-    """The next changes of one partition, and where they lead."""
+    """The next changes of one partition, and the position after them."""
 
     position: Position
     changes: Sequence[Change] = ()
-    caught_up: bool = False  # a backfill has ended
+    caught_up: bool = False  # True once the partition goes live after its opening or a backfill
 
 
 @dataclass(slots=True)
 class FeedMessage:
-    """A message to the reader; an empty one says that the feed lives."""
+    """A message to the reader. An empty message is a keep-alive."""
 
     advances: list[Advance] = field(default_factory=list)
-    refusals: dict[int, KoinonError] = field(default_factory=dict)
-    rows: int = 0
-    size: int = 0
+    refusals: dict[int, KoinonError] = field(default_factory=dict)  # partitions that end here
+    rows: int = 0  # changes in ``advances``
+    size: int = 0  # bytes of these changes (``size_of``)
 
     def __bool__(self) -> bool:
         return bool(self.advances or self.refusals)
@@ -112,28 +118,28 @@ class FeedMessage:
 
 @dataclass(slots=True)
 class _Member:
-    """A partition of a feed."""
+    """A partition that one feed follows."""
 
-    position: Position
-    epoch: int  # in which it is led here
-    told: Position  # the last position that the reader was told
-    bound: int = 0  # of the pass under way; its position has it once that is complete
-    caught_up: bool = False
+    position: Position  # how far changes were put into messages
+    epoch: int  # the primary epoch in which this node led the partition at the opening
+    sent: Position  # the last position that a message carried
+    bound: int = 0  # of the pass under way; ``position`` takes it over with the first page
+    caught_up: bool = False  # a message has said so since the last backfill
 
 
 @dataclass(slots=True)
 class _Page:
-    """A page of a pass that may be told once its newest record is complete."""
+    """A page of a pass. It may be delivered once its newest record is complete."""
 
     member: _Member
     changes: list[Change]
-    newest: int
+    newest: int  # the highest sequence that the pass met on this page
     last_key: bytes
-    end: bool
+    end: bool  # the pass ends with this page
 
 
 class ChangeFeeds:
-    """All feeds that are open at this node."""
+    """The open feeds of this node."""
 
     def __init__(self, context: ServingContext, commits: CommitTracker) -> None:
         self.context = context
@@ -141,7 +147,7 @@ class ChangeFeeds:
         self.journal = commits.journal
         self.leading = commits.leading
         self._feeds: set[Feed] = set()
-        self.changes_told = 0
+        self.changes_sent = 0  # over all feeds since the start, for metrics
         commits.on_complete = self._on_complete
 
     @property
@@ -149,13 +155,15 @@ class ChangeFeeds:
         return len(self._feeds)
 
     def open(self, request: FeedRequest) -> Feed:
-        """Open a feed; ``close`` ends it."""
+        """Open a feed. Its holder ends it by ``Feed.close``."""
         feed = Feed(self, request)
         self._feeds.add(feed)
         return feed
 
     def closed(self, feed: Feed, followed: Sequence[int]) -> None:
-        """A feed has ended that has followed these; they stay followed for a while."""
+        """Remove a closed feed. The partitions that it followed stay in the tail for ``_LINGER_S``
+        more.
+        """
         self._feeds.discard(feed)
         asyncio.get_running_loop().call_later(_LINGER_S, self._leave, followed)
 
@@ -169,7 +177,7 @@ class ChangeFeeds:
 
 
 class Feed:
-    """One feed: its reader asks for the next message, writes it out, and asks again."""
+    """One feed. Its reader asks for the next message, writes it to the stream, and asks again."""
 
     def __init__(self, feeds: ChangeFeeds, request: FeedRequest) -> None:
         self._feeds = feeds
@@ -179,23 +187,23 @@ class Feed:
         self._primaries = context.primaries
         self._members: dict[int, _Member] = {}
         self._followed: list[int] = []
-        self._refusals: dict[int, KoinonError] = {}  # of positions that are not taken up
-        self._due: dict[int, None] = {}  # live partitions that may have changes
-        self._backfills: dict[int, None] = {}  # the first is the one under way
-        self._page: _Page | None = None
+        self._refusals: dict[int, KoinonError] = {}  # of positions refused at the opening
+        self._due: dict[int, None] = {}  # live partitions that may have changes, oldest first
+        self._backfills: dict[int, None] = {}  # partitions in a backfill; the first one is read now
+        self._page: _Page | None = None  # read, but its newest record is not complete yet
         self._woken = asyncio.Event()
-        self._ids: U32Array = np.zeros(0, np.uint32)  # of the members, and their epochs
-        self._epochs: U64Array = np.zeros(0, np.uint64)
+        self._ids: U32Array = np.zeros(0, np.uint32)  # the members' partition ids, and
+        self._epochs: U64Array = np.zeros(0, np.uint64)  # their epochs, in the same order
         self._now = asyncio.get_running_loop().time
         self._progress_at = self._now() + PROGRESS_S
-        self._take_up(request.positions)
+        self._follow(request.positions)
 
     def close(self) -> None:
         """End the feed."""
         self._feeds.closed(self, self._followed)
 
     def wake(self, partition_ids: Iterable[int]) -> None:
-        """Something is complete in these partitions."""
+        """Note that a commit group became complete in these partitions."""
         for p in partition_ids:
             if p in self._members:
                 if p not in self._backfills:
@@ -203,45 +211,49 @@ class Feed:
                 self._woken.set()
 
     async def next(self) -> FeedMessage | None:
-        """Return the next message; None: no partition is left. What it says is complete.
+        """Return the next message, or None once no partition is left. All changes in it are
+        complete.
 
         Raises:
-            UnavailableError: the store lags behind its log.
+            UnavailableError: the store has not taken over enough of its log.
         """
         while True:
             message = FeedMessage()
             message.refusals, self._refusals = self._refusals, {}
             self._drop_unserved(message)
-            self._tell_live(message)
+            self._add_live_changes(message)
             goes_on = True
             while goes_on and self._backfills and not message.is_full:
-                goes_on = await self._tell_page(message)
+                goes_on = await self._add_page(message)
                 await asyncio.sleep(0)
             if message:
-                self._feeds.changes_told += message.rows
+                self._feeds.changes_sent += message.rows
                 self._progress_at = self._now() + PROGRESS_S
                 return message
             if not self._members:
                 return None
             if self._now() >= self._progress_at:
-                self._tell_progress(message)
+                self._add_progress(message)
                 return message
-            await self._changes()
+            await self._wait_for_changes()
 
-    async def _changes(self) -> None:
-        """Wait until something is complete, or progress is to be told."""
+    async def _wait_for_changes(self) -> None:
+        """Wait until a group is complete in a followed partition, or a progress message is due."""
         try:
             async with asyncio.timeout_at(self._progress_at):
                 await self._woken.wait()
             await asyncio.sleep(_GATHER_S)
         except TimeoutError:
-            self.wake(list(self._members))  # a group that is stuck is complete in parts, silently
+            # A stuck group becomes complete partition by partition, without a wake-up.
+            self.wake(list(self._members))
         self._woken.clear()
 
     # --- members ---------------------------------------------------------------------------
 
-    def _take_up(self, positions: Sequence[Position]) -> None:
-        """Follow the partitions that are served here and whose positions hold."""
+    def _follow(self, positions: Sequence[Position]) -> None:
+        """Follow the partitions that this node serves and whose positions are valid; refuse the
+        rest.
+        """
         view, tail = self._state.served, self._feeds.tail
         for position in positions:
             p = position.partition_id
@@ -266,19 +278,19 @@ class Feed:
         self._epochs = np.fromiter((m.epoch for m in self._members.values()), np.uint64, count)
 
     def _refusal(self, p: int) -> KoinonError | None:
-        """Return why the partition is not served here; None: it is.
+        """Return the reason why this node does not serve the partition, or None if it serves it.
 
         Raises:
-            LeaseExpiredError: none is.
+            LeaseExpiredError: this node serves no partition at all.
         """
-        self._state.check_lease()  # without one, this node may not even know the partitions
+        self._state.check_lease()  # without a lease this node may not even know the partitions
         view = self._state.served
         if view.epochs[p] and not self._state.stopped[p]:
             return None
         return self._state.refusal(view, p, 0)
 
     def _fault_of(self, position: Position) -> KoinonError | None:
-        """Return why the position does not hold in the partition's lineage; None: it does."""
+        """Return the reason why the lineage lacks the position, or None if it has the position."""
         p, leading = position.partition_id, self._feeds.leading
         lineage = Lineage(leading.copies.epochs_of(p).history, int(leading.streamed[p]))
         for sequence in filter(None, (position.sequence, position.bound)):
@@ -292,7 +304,7 @@ class Feed:
         return None
 
     def _drop_unserved(self, message: FeedMessage) -> None:
-        """Refuse the partitions that are not served here any more in the epoch they were."""
+        """Refuse the partitions that this node no longer serves in the epoch of the opening."""
         epochs, stopped = self._state.served.epochs, self._state.stopped
         if self._state.serving() and len(epochs) > self._ids.max(initial=0):
             gone = (epochs[self._ids] != self._epochs) | stopped[self._ids]
@@ -301,7 +313,7 @@ class Feed:
             lost = list(self._members)
         for p in lost:
             error = self._refusal(p) if p < len(epochs) else None
-            reason = f"partition {p} has changed hands: open it anew"
+            reason = f"partition {p} has another primary now: open the feed anew"
             self._drop(p, error or UnavailableError(reason=reason), message)
         if lost:
             self._list_members()
@@ -314,10 +326,10 @@ class Feed:
         if self._page is not None and self._page.member.position.partition_id == p:
             self._page = None
 
-    # --- telling ---------------------------------------------------------------------------
+    # --- delivery --------------------------------------------------------------------------
 
-    def _tell_live(self, message: FeedMessage) -> None:
-        """Tell what is complete in live partitions, up to a full message."""
+    def _add_live_changes(self, message: FeedMessage) -> None:
+        """Add complete changes of live partitions from the tail, until the message is full."""
         completed, tail = self._feeds.leading.completed, self._feeds.tail
         while self._due and not message.is_full:
             p = next(iter(self._due))
@@ -336,11 +348,12 @@ class Feed:
             ends = reached >= through
             if ends:
                 del self._due[p]
-            self._tell(message, member, changes, caught_up=ends and not member.caught_up)
+            self._add_changes(message, member, changes, caught_up=ends and not member.caught_up)
 
-    def _tell(
+    def _add_changes(
         self, message: FeedMessage, member: _Member, changes: list[Change], *, caught_up: bool
     ) -> None:
+        """Filter the changes of a member and add them to the message, unless none is left."""
         prefix = self._request.prefix
         if prefix:
             changes = [change for change in changes if change.key.startswith(prefix)]
@@ -348,19 +361,19 @@ class Feed:
             changes = [c if c.value is None else c._replace(value=b"") for c in changes]
         if changes or caught_up:
             member.caught_up |= caught_up
-            member.told = member.position.copy()
-            message.add(Advance(member.told, changes, caught_up))
+            member.sent = member.position.copy()
+            message.add(Advance(member.sent, changes, caught_up))
 
-    def _tell_progress(self, message: FeedMessage) -> None:
-        """Tell the positions that have moved without a change to tell."""
+    def _add_progress(self, message: FeedMessage) -> None:
+        """Add the positions that moved past changes which the filter left out."""
         for member in self._members.values():
-            if member.position != member.told:
-                member.told = member.position.copy()
-                message.add(Advance(member.told))
+            if member.position != member.sent:
+                member.sent = member.position.copy()
+                message.add(Advance(member.sent))
         self._progress_at = self._now() + PROGRESS_S
 
-    async def _tell_page(self, message: FeedMessage) -> bool:
-        """Tell the next page of the backfill under way; return whether it is worth to go on now."""
+    async def _add_page(self, message: FeedMessage) -> bool:
+        """Add the next page of the first backfill; return whether another page can be read now."""
         p = next(iter(self._backfills))
         member = self._members[p]
         page, self._page = self._page, None
@@ -371,7 +384,7 @@ class Feed:
                 self._drop(p, error, message)
                 self._list_members()
                 return True
-        self._drop_unserved(message)  # what was read may have been another's by then
+        self._drop_unserved(message)  # another node may have become primary during the read
         if p not in self._members:
             return True
         if int(self._feeds.leading.completed[p]) < page.newest:
@@ -384,11 +397,11 @@ class Feed:
             member.bound = 0
             del self._backfills[p]
             self._due[p] = None
-        self._tell(message, member, page.changes, caught_up=False)
+        self._add_changes(message, member, page.changes, caught_up=False)
         if page.end:
-            self._tell_live(message)
+            self._add_live_changes(message)
         # The tail may not reach back to the end of this pass. Then the partition needs another
-        # pass, which would find nothing before something has changed.
+        # pass, which would find nothing before the next write.
         return p not in self._backfills or not page.end
 
     # --- passes ----------------------------------------------------------------------------
@@ -397,8 +410,8 @@ class Feed:
         """Read the next page of a pass.
 
         Raises:
-            SnapshotNeededError: deletes that the pass would have to tell are forgotten.
-            UnavailableError: the store lags behind its log.
+            SnapshotNeededError: tombstones that the pass would have to deliver were purged.
+            UnavailableError: the store has not taken over enough of its log.
         """
         position = member.position
         p = position.partition_id
@@ -421,17 +434,17 @@ class Feed:
             if sequence > newest:
                 newest = sequence
             is_users = data_key[records.KEY_AT - 1] == records.USER
-            # Of a record that was deleted, nobody has been told who begins from nothing.
+            # A reader that starts from nothing never saw a deleted record.
             is_news = after or change.value is not None
             if is_users and is_news and after < sequence <= bound:
                 changes.append(change)
-        end = page.end or self._is_beyond(page.last_key)
+        end = page.end or self._is_past_prefix(page.last_key)
         return _Page(member, changes, newest, page.last_key, end)
 
     def _records(self, position: Position) -> Range:
-        """Read the records of a page: of the keys that the journal names, or of all."""
+        """Read the records of a page: of the keys that the journal names, or of all keys."""
         p, after_key = position.partition_id, position.after_key
-        if position.sequence and self._primaries.replicated[p]:  # else the journal is not kept
+        if position.sequence and self._primaries.replicated[p]:  # no journal without followers
             keys = self._feeds.journal.since(p, position.sequence)
             if keys is not None:
                 after = records.prefix_of(p) + after_key
@@ -444,7 +457,7 @@ class Feed:
             p, after_key, position.sequence, _PAGE_ROWS, _PAGE_BYTES, start_key=start
         )
 
-    def _is_beyond(self, last_key: bytes) -> bool:
-        """Return whether no key that the reader wants follows."""
+    def _is_past_prefix(self, last_key: bytes) -> bool:
+        """Return whether the pass is past all keys with the reader's prefix."""
         wanted = records.head_of(0)[2:] + self._request.prefix
         return last_key > wanted and not last_key.startswith(wanted)

@@ -57,10 +57,10 @@ WAITING_S_MAX = 60.0
 SNAPSHOT_S_MAX = 24 * 3600.0
 _SETTLE_EVERY_S = 0.02
 _LOOK_EVERY_S = 0.2
-_FREE_BYTES_MIN = 1 << 30  # of the disk; of a small one a twentieth
+_FREE_BYTES_MIN = 1 << 30  # that the disk must have free; a twentieth of a disk below 20 GiB
 _PAGE_ROWS, _PAGE_BYTES = 2_048, 256 * 1024
-_LOOKED_FIRST, _LOOKED_AT_ONCE = 4, 64  # rows: each of these values may have a MiB
-_PIECE_BYTES = 4 << 20  # of a page: it has to fit into a message
+_LOOKED_FIRST, _LOOKED_AT_ONCE = 4, 64  # rows read between two checks of a page's size
+_PIECE_BYTES = 4 << 20  # the most of one message: a value may have a MiB
 _flags_of = operator.itemgetter(records.FLAGS_AT)
 _user_key = operator.itemgetter(slice(records.KEY_AT, None))
 _first, _second = operator.itemgetter(0), operator.itemgetter(1)
@@ -90,7 +90,7 @@ class CutPoint(NamedTuple):
 
 
 class Cut:
-    """One backup's snapshot of this node."""
+    """One backup's part on this node: the held groups, then the snapshot."""
 
     def __init__(
         self,
@@ -100,30 +100,30 @@ class Cut:
         context: ServingContext,
         commits: CommitTracker,
     ) -> None:
-        self.number = number  # chosen by who opened it, who names it in each call
-        self.owner = owner  # the caller that opened it: nobody else uses it
+        self.number = number  # chosen by the caller that opened the cut; names it in each call
+        self.owner = owner  # that caller; the cut refuses all others
         self.state = CutState.WAITING
         self._keyspace_ids = frozenset(keyspace_ids)
         self._context = context
         self._commits = commits
-        self._snapshot: Any = None  # LMDB's transaction, from HOLDING on
-        self._view = ServedPartitions()  # what this node served when it began to hold
-        self._ids: U32Array = np.zeros(0, np.uint32)  # and of that, the partitions chosen
+        self._snapshot: Any = None  # LMDB's read transaction, from the end of HOLDING on
+        self._view = ServedPartitions()  # the partitions served here when HOLDING began
+        self._ids: U32Array = np.zeros(0, np.uint32)  # those of the chosen keyspaces, ascending
         self._timer: asyncio.TimerHandle | None = None  # ends HOLDING
         self._since = time.monotonic()  # when the present state began
-        self._why = ""  # why it has ended
-        self._file_bytes = context.store.file_bytes  # when the snapshot was taken
+        self._why = ""  # the reason of ENDED
+        self._file_bytes = context.store.file_bytes  # the store's size at the snapshot
 
     # --- the cut ---------------------------------------------------------------------------
 
     async def make(self) -> CutPoint:
-        """Hold, have the store take over what is durable, and take the snapshot.
+        """Hold groups, have the store take over its durable log, and take the snapshot.
 
         Raises:
-            LeaseExpiredError, CutFailedError, UnavailableError: it has ended.
+            LeaseExpiredError, CutFailedError, UnavailableError: the cut has failed and ended.
         """
         if self.state is not CutState.WAITING:
-            raise self._failed(self._why or "it is made already")
+            raise self._failed(self._why or "the cut is made already")
         try:
             self._context.state.check_lease()
             self._view, store = self._context.state.served, self._context.store
@@ -135,7 +135,7 @@ class Cut:
             self._check_served()
             self._check_loads()
         except BaseException:
-            self.end("it could not be made")
+            self.end("the cut could not be made")
             raise
         assert self._view.table is not None
         return CutPoint(
@@ -149,16 +149,16 @@ class Cut:
         part of the cut only if this method returns.
 
         Raises:
-            CutFailedError: holding had ended before, or another node may have served a partition
+            CutFailedError: HOLDING had ended before, or another node may have served a partition
                 meanwhile. The cut has ended.
         """
         try:
             self._check_held()
             if self._snapshot is None:
-                raise self._failed("it is not made yet")
+                raise self._failed("the cut is not made yet")
             self._check_served()
         except CutFailedError:
-            self.end("it was no cut")
+            self.end("the cut was not valid when it was released")
             raise
         held_s = time.monotonic() - self._since
         self._end_hold()
@@ -178,7 +178,7 @@ class Cut:
 
     def _check_held(self) -> None:
         if self.state is not CutState.HOLDING:
-            raise self._failed(self._why or "nothing is held")
+            raise self._failed(self._why or "no groups are held")
 
     def _hold(self) -> None:
         self.state, self._since = CutState.HOLDING, time.monotonic()
@@ -188,8 +188,12 @@ class Cut:
     def _expire(self) -> None:
         made = "made" if self._snapshot is not None else "not made"
         log.info("a cut was not released in time held_ms=%d cut=%s", HOLD_S_MAX * 1000, made)
-        what = "not released" if self._snapshot is not None else "the log was not taken over"
-        self.end(f"it was held for {HOLD_S_MAX * 1000:.0f} ms, and {what}")
+        what = (
+            "the cut was not released"
+            if self._snapshot is not None
+            else "the store did not take over its log"
+        )
+        self.end(f"groups were held for {HOLD_S_MAX * 1000:.0f} ms, and {what}")
 
     def _end_hold(self) -> None:
         if self._timer is not None:
@@ -198,12 +202,12 @@ class Cut:
         self._commits.release()
 
     def _partitions_served(self, view: ServedPartitions) -> U32Array:
-        """Return the partitions of the keyspaces that this node serves.
+        """Return the partitions of the chosen keyspaces that this node serves.
 
         Raises:
-            CutFailedError: a keyspace is gone.
+            CutFailedError: a keyspace was dropped.
         """
-        assert view.table is not None, "who has a lease has a table"
+        assert view.table is not None, "a node with a lease has a table"
         found: list[int] = []
         for keyspace_id in self._keyspace_ids:
             keyspace = view.table.keyspaces.by_id(keyspace_id)
@@ -238,13 +242,13 @@ class Cut:
     # --- while it is open ------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise BackupStoppedError if it has ended."""
+        """Raise BackupStoppedError if the cut has ended."""
         if self.state is CutState.ENDED:
             raise BackupStoppedError(node_id=self._context.state.node_id, reason=self._why)
 
     @property
     def grown_bytes(self) -> int:
-        """By how much the store's file has grown since the snapshot was taken."""
+        """The growth of the store's file since the snapshot was taken, in bytes."""
         return max(0, self._context.store.file_bytes - self._file_bytes)
 
     async def attend(self) -> None:
@@ -256,7 +260,7 @@ class Cut:
         """
         waiting, age_s = self.state is CutState.WAITING, time.monotonic() - self._since
         if age_s > (WAITING_S_MAX if waiting else SNAPSHOT_S_MAX):
-            self.end(f"it took longer than {age_s:.0f} s")
+            self.end(f"the {'cut' if waiting else 'backup'} took longer than {age_s:.0f} s")
         await self._check_room()
         self.check_open()
         if waiting:
@@ -271,14 +275,14 @@ class Cut:
         return ids
 
     async def _check_room(self) -> None:
-        """End it if the store's file is about to take what is kept for deletes, or the disk's
-        last bytes.
+        """End the cut if the store's file is about to use the room that is kept for deletes, or the
+        disk is almost full.
         """
         store = self._context.store
         used, limit = store.file_bytes, store.config.map_size_bytes
         if used > limit and (self.state is CutState.WAITING or self.grown_bytes):
             self.end(
-                f"the store's file has {used} bytes, and keeps the rest of its {limit} for "
+                f"the store's file has {used} bytes, and the rest of its {limit} is kept for "
                 "deletes: give the node a larger --map-size-bytes"
             )
         disk = await asyncio.to_thread(os.statvfs, store.config.directory)
@@ -286,15 +290,15 @@ class Cut:
         if free < min(_FREE_BYTES_MIN, size // 20) and self.grown_bytes:
             self.end(f"the disk has {free} bytes free, and the store's file grows beside it")
 
-    # --- what it holds ---------------------------------------------------------------------
+    # --- the snapshot's records ------------------------------------------------------------
 
     async def pages(self, partition_id: int) -> AsyncIterator[bytes]:
-        """Yield the live records of a partition as packed columns, in the order of their keys. Work
-        is done in small steps, after each of which others run for as long.
+        """Yield the live records of a partition as packed columns, in key order. The method works
+        in small steps and pauses after each for as long as the step took.
 
         Raises:
             InvalidArgumentError: the snapshot does not have the partition.
-            BackupStoppedError: it has ended meanwhile.
+            BackupStoppedError: the cut has ended meanwhile.
         """
         self._check_made(partition_id)
         head, pace, step = records.head_of(partition_id), WorkPace(), _LOOKED_FIRST
@@ -320,7 +324,7 @@ class Cut:
     def _check_made(self, partition_id: int) -> None:
         self.check_open()
         if self.state is not CutState.MADE or self._snapshot is None:
-            raise InvalidArgumentError(field="cut", reason="has not been made and released yet")
+            raise InvalidArgumentError(field="cut", reason="was not made and released yet")
         if partition_id not in self._ids:
             raise InvalidArgumentError(
                 field="partition_id", reason="not in this snapshot", actual=partition_id
@@ -328,7 +332,7 @@ class Cut:
 
 
 class Cuts:
-    """The cut that is open on this node, if there is one."""
+    """The cut that is open on this node, at most one."""
 
     def __init__(self, context: ServingContext, commits: CommitTracker) -> None:
         self._context = context
@@ -336,10 +340,10 @@ class Cuts:
         self._open: Cut | None = None
 
     def open(self, number: int, owner: str, keyspace_ids: Sequence[int]) -> Cut:
-        """Open a cut; its holder closes it by ``close``.
+        """Open a cut. The caller ends it by ``close``.
 
         Raises:
-            ResourceExhaustedError: another one is open.
+            ResourceExhaustedError: another cut is open.
         """
         if self._open is not None:
             raise ResourceExhaustedError(resource="backups under way", limit=1)
@@ -347,7 +351,7 @@ class Cuts:
         return self._open
 
     def close(self, cut: Cut) -> None:
-        """Let the cut go."""
+        """End the cut, and allow another one to be opened."""
         cut.end("its stream has ended")
         self._open = None
 
@@ -355,17 +359,17 @@ class Cuts:
         """Return the cut with this number.
 
         Raises:
-            CutFailedError: it is not open, or another caller's.
+            CutFailedError: no such cut is open, or another caller opened it.
         """
         found = self._open
         if found is None or (found.number, found.owner) != (number, owner):
             node_id = self._context.state.node_id
-            raise CutFailedError(node_id=node_id, reason="it was not opened, or has ended")
+            raise CutFailedError(node_id=node_id, reason="the cut was not opened, or has ended")
         return found
 
 
 def _pieces(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Cut rows into runs of up to ``_PIECE_BYTES``, or of one row."""
+    """Split rows into runs of up to ``_PIECE_BYTES``; a larger row is a run of its own."""
     first = size = 0
     for at, (_, record) in enumerate(rows):
         if at > first and size + len(record) > _PIECE_BYTES:
@@ -377,7 +381,7 @@ def _pieces(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def _packed(rows: Sequence[Row]) -> bytes:
-    """Return the rows that are no tombstones as columns, b"" if there are none."""
+    """Pack the rows that are no tombstones into columns; return b"" if there are none."""
     flags = bytes(map(_flags_of, map(_second, rows)))
     expiries = None
     if any(flags):

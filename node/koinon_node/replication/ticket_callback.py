@@ -1,7 +1,7 @@
-"""Calls back with a ticket's fate, as ``Replicator.finish`` returns it, without task and futures.
+"""Calls a function with a ticket's outcome, as ``Replicator.finish`` returns it, without a task.
 
-A put alone waits for one ticket. A task that waits for two futures, one of the disk and one of the
-followers, costs a node as much as all else that it does for such a put.
+A single put waits for one ticket. An asyncio task with two futures, one for the disk and one for
+the followers, would cost as much CPU as all the rest of the put.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ End = Callable[[KoinonError | None], None]
 
 
 class TicketCallback:
-    """The waiter of one ticket that looked at no group. ``on_end`` is called once, on a later turn
-    of the loop: nothing that it does comes between the answers of one group.
+    """The waiter of one ticket that read no pending group. The event loop calls ``on_end`` once, in
+    a later turn, so that it runs after the answers of the whole group are known.
     """
 
     __slots__ = ("_is_done", "_loop", "_on_end", "_timeout_s", "ticket")
 
     def __init__(self, on_end: End, timeout_s: float | None) -> None:
-        """``timeout_s``: how long followers may take once the ticket is durable here; None: they
-        are not waited for.
+        """``timeout_s``: how long followers may take once the ticket is durable here. With None the
+        callback does not wait for followers.
         """
-        self.ticket: Ticket | None = None  # set as soon as there is one
+        self.ticket: Ticket | None = None  # set by the caller right after the write is queued
         self._on_end = on_end
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class TicketCallback:
         assert self.ticket is not None
         self._is_done = True
         group = self.ticket.group
-        assert group is not None  # what was refused on the spot has an error
+        assert group is not None  # a ticket without a group gets an error instead
         if self._timeout_s is None or group.state is GroupState.COMPLETE:
             self._loop.call_soon(self._on_end, None)
         else:
@@ -56,7 +56,7 @@ class TicketCallback:
 
 
 class _Completion:
-    """The waiter for a durable ticket's partition to be complete."""
+    """Waits until the partition of a durable ticket is complete, or the timeout passes."""
 
     __slots__ = ("_is_done", "_loop", "_on_end", "_timer")
 
@@ -87,7 +87,9 @@ class _Completion:
 
 
 def fate_of(error: KoinonError, ticket: Ticket) -> KoinonError:
-    """Return what a client is told of a ticket that failed here: a follower may have it."""
+    """Return the client's error for a ticket that failed here. The fate is unknown if a follower
+    may have stored the write.
+    """
     if not (isinstance(error, StorageFullError) and ticket.spilled):
         return error
     unknown = UnknownFateError(reason=f"followers may have stored it, this node could not: {error}")
@@ -96,5 +98,5 @@ def fate_of(error: KoinonError, ticket: Ticket) -> KoinonError:
 
 
 def too_late() -> UnknownFateError:
-    """Return the fate of a write that is durable here and was not held by all in time."""
+    """Build the error of a write that is durable here, but not on all in-sync replicas in time."""
     return UnknownFateError(reason="not every in-sync replica has it in time")

@@ -1,14 +1,15 @@
-"""Passes commands of Redis's clients on to the nodes that serve their keys (``--resp-proxy``), for
+"""Forwards commands of Redis clients to the nodes that serve their keys (``--resp-proxy``), for
 clients that know a single server.
 
     client --SET k v--> n1 (does not lead k) --KOINON.PASSED user SET k v--> n2 (leads k)
            <---+OK---                        <--------- bulk: +OK ----------
 
-Each command is tried here first. A command that is refused since another node leads its key had no
-effect; it is passed on to the node that the table names. The receiving node never passes a command
-on again, so nodes whose tables differ cannot send it in a circle: the first node retries by its own
-table, for ``HOLD_S`` at most. Both nodes check the rights of the client's user. Commands on one
-partition are sent one after the other, in their order; commands on different partitions at once.
+This node tries each command itself first. If another node leads the key, the refusal shows that the
+command had no effect, and this node passes it on to the node that the table names. The receiving
+node never passes a command on again, so nodes whose tables differ cannot send it in a circle: the
+first node retries by its own table, for ``HOLD_S`` at most. Both nodes check the rights of the
+client's user. Commands on one partition are sent one after the other, in their order; commands on
+different partitions are sent concurrently.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ from koinon_proto.v1 import errors_pb2
 
 PASSED: Final = b"KOINON.PASSED"
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of the commands that other nodes have not answered: beside what the budget of all connections
-counts, since a copy waits to be sent."""
+"""The most bytes of passed-on commands without an answer. The budget of all connections does not
+count these copies."""
 CONNECTIONS_MAX: Final = 16
-"""To one node, for one keyspace. A command takes one that waits for nothing, if there is one."""
-_ANSWER_S: Final = 5.0
-_CONNECT_S: Final = 1.0
-_PAUSE_S: Final = 0.02
+"""The most connections to one node for one keyspace. Commands prefer an idle connection."""
+_ANSWER_S: Final = 5.0  # timeout of a reply
+_CONNECT_S: Final = 1.0  # timeout of connecting and KOINON.HELLO
+_PAUSE_S: Final = 0.02  # between two tries
 _AGAIN: Final = (
     *(LeaseExpiredError, NotPrimaryError, PartitionOfflineError),
     *(TableBehindError, UnavailableError),
 )
-"""The refusals after which the table may name another node soon: nothing was done."""
+"""Errors of commands without an effect, after which the table may soon name another node."""
 _WATCH: Final = "ERR a key that another node serves cannot be watched: use a client of clusters"
 Place = tuple[str, int]
 """A node's address, and a keyspace's id."""
 
 
 class Passing:
-    """Passes commands on, and keeps the connections for that. For the event loop only."""
+    """Passes commands on, over connections that it keeps. Belongs to the event loop."""
 
     def __init__(self, state: NodeState, dialing: Dialing) -> None:
         self._state = state
@@ -85,7 +86,7 @@ class Passing:
     async def answers(
         self, session: Session, commands: Sequence[tuple[Spec, Arguments]]
     ) -> list[Answer]:
-        """Pass the commands on; return the answer to each."""
+        """Pass the commands on; return their answers in the same order."""
         answers: list[Answer] = [b""] * len(commands)
         chains: dict[int, list[int]] = {}
         for at, (spec, arguments) in enumerate(commands):
@@ -94,21 +95,21 @@ class Passing:
 
         async def pass_on(chain: list[int]) -> None:
             for at in chain:
-                answers[at] = await self._answer(session, *commands[at])
+                answers[at] = await self._answer_one(session, *commands[at])
 
         async with asyncio.TaskGroup() as group:
             for chain in chains.values():
                 group.create_task(pass_on(chain))
         return answers
 
-    async def _answer(self, session: Session, spec: Spec, arguments: Arguments) -> Answer:
+    async def _answer_one(self, session: Session, spec: Spec, arguments: Arguments) -> Answer:
         if spec.name == "WATCH":
             return RefusedError(_WATCH)
         if spec.name == "EVALSHA":
             source = session.service.scripts.source(arguments[1])
             arguments = [b"EVAL", source, *arguments[2:]]
         try:
-            return await self._passed_on(
+            return await self._send_with_retries(
                 session,
                 spec.keys_in(arguments)[0],
                 arguments,
@@ -118,22 +119,23 @@ class Passing:
             return error
 
     async def transaction(self, session: Session, key: bytes, queued: Sequence[Arguments]) -> bytes:
-        """Pass a transaction on, to the node that serves its key; return the reply of EXEC.
+        """Pass a transaction on to the node that serves its key; return the reply of EXEC.
 
         Raises:
-            KoinonError: nothing was written, or it is of unknown fate.
+            UnknownFateError: the transaction may have been executed.
+            KoinonError: the transaction had no effect.
         """
         words = [word for command in queued for word in (b"%d" % len(command), *command)]
-        return await self._passed_on(session, key, [b"EXEC", *words], is_read=False)
+        return await self._send_with_retries(session, key, [b"EXEC", *words], is_read=False)
 
-    async def _passed_on(
+    async def _send_with_retries(
         self, session: Session, key: bytes, arguments: Arguments, *, is_read: bool
     ) -> bytes:
         principal = session.caller.principal if session.gate is not None else None
         user = principal.name if principal is not None else ""
         if user == ROOT:  # no node may speak for root
             raise PermissionDeniedError(
-                principal="user root", action="reach", what="other nodes by one that passes on"
+                principal="user root", action="reach", what="other nodes through a proxy"
             )
         command = wire.bulks([PASSED, user.encode(), *arguments])
         if self._held_bytes + len(command) > HELD_BYTES_MAX:
@@ -145,7 +147,7 @@ class Passing:
         try:
             while True:
                 try:
-                    return await self._asked(session, key, command)
+                    return await self._send_once(session, key, command)
                 except _AGAIN as error:
                     last: KoinonError = error
                 except UnknownFateError as error:
@@ -158,8 +160,8 @@ class Passing:
         finally:
             self._held_bytes -= len(command)
 
-    async def _asked(self, session: Session, key: bytes, command: bytes) -> bytes:
-        """Ask the node that the table names now, once."""
+    async def _send_once(self, session: Session, key: bytes, command: bytes) -> bytes:
+        """Send the command once to the node that the table names now; return its reply."""
         partition_id = session.served.partitioner().partition_of(key)
         primary = self._state.table().primary_of(partition_id)
         if primary is None or not primary.redis_address:
@@ -168,11 +170,11 @@ class Passing:
         return await link.ask(command)
 
     async def _link(self, node: NodeInfo, keyspace_id: int) -> _Link:
-        """Return a connection to the node: one that waits for nothing, a new one, or the one that
-        waits for least.
+        """Return a connection to the node: an idle one, else a new one, else the one with the
+        fewest unanswered commands.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: the node cannot be reached.
         """
         place = node.redis_address, keyspace_id
         version = self._dialing.version
@@ -183,7 +185,7 @@ class Passing:
         if least is not None and (not least.load or len(links) >= CONNECTIONS_MAX):
             return least
         link = _Link(node.node_id, version)
-        links.append(link)  # what comes meanwhile counts it
+        links.append(link)  # before the connect, so that concurrent calls count it
         hello = (b"KOINON.HELLO", b"2", self._cluster_id, b"%d" % keyspace_id)
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -204,14 +206,14 @@ class Passing:
         return self._state.table().cluster.cluster_id.encode()
 
     def close(self) -> None:
-        """End all connections: what is under way is of unknown fate."""
+        """Close all connections. Unanswered commands end with UnknownFateError."""
         for links in self._links.values():
             for link in links:
                 link.close()
 
 
 class _Link(asyncio.Protocol):
-    """One connection to another node: replies come in the order of the commands."""
+    """One connection to another node. Replies come in the order of the commands."""
 
     def __init__(self, node_id: str, version: int) -> None:
         self._node_id = node_id
@@ -220,16 +222,16 @@ class _Link(asyncio.Protocol):
         self._reader: Any = hiredis.Reader()
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._has_ended = False
-        self._is_left = False  # the other node is about to stop: nothing more is sent
+        self._is_draining = False  # the other node announced its stop: send it no more commands
 
     @property
     def is_open(self) -> bool:
-        """True while commands may be sent."""
-        return not (self._has_ended or self._is_left)
+        """True while the connection accepts commands."""
+        return not (self._has_ended or self._is_draining)
 
     @property
     def load(self) -> int:
-        """The number of commands that are not answered; one while it is being opened."""
+        """The number of unanswered commands; 1 while the connection is being opened."""
         return len(self._waiting) if self._transport is not None else 1
 
     def connection_made(self, transport: Any) -> None:
@@ -241,9 +243,9 @@ class _Link(asyncio.Protocol):
         """Send a command; return its reply.
 
         Raises:
-            UnavailableError: it was not sent.
-            UnknownFateError: no answer came.
-            KoinonError: the answer is an error.
+            UnavailableError: the command was not sent.
+            UnknownFateError: no reply came.
+            KoinonError: the reply is an error.
         """
         if self._transport is None or not self.is_open:
             raise UnavailableError(reason=f"the connection to {self._node_id} has ended")
@@ -265,19 +267,19 @@ class _Link(asyncio.Protocol):
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not False:
                 if isinstance(reply, hiredis.PushNotification):
-                    self._is_left = True
+                    self._is_draining = True
                 elif not (waiting := self._waiting.popleft()).done():
                     waiting.set_result(reply)
         except (hiredis.ProtocolError, IndexError):
             self.close()
-        if self._is_left and not self._waiting:
+        if self._is_draining and not self._waiting:
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.close()
 
     def close(self) -> None:
-        """End it at once: what waits is of unknown fate."""
+        """Close the connection at once. Unanswered commands end with UnknownFateError."""
         self._has_ended = True
         if self._transport is not None:
             self._transport.abort()
@@ -290,7 +292,7 @@ class _Link(asyncio.Protocol):
 
 
 def _error_of(line: str) -> KoinonError:
-    """Return the error in the error line that answers one of our own commands: nothing was done."""
+    """Parse the error line that answers a Koinon command. The command had no effect."""
     kind, _, rest = line.partition(" ")
     try:
         whole = b64decode(rest.partition(" ")[0], validate=True) if kind == "KOINON" else b""

@@ -36,13 +36,13 @@ from koinon_node.core.formats.records import (
 from koinon_node.core.writes.commit_group import CommitGroup
 
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of the changes that are kept (``size_of``), of all partitions together."""
-_CHANGE_BYTES = 160  # of the objects of one
+"""The most bytes of kept changes (``size_of``), over all partitions."""
+_CHANGE_BYTES = 160  # of the Python objects of one change, without its key and value
 _sequence = itemgetter(0)
 
 
 class Change(NamedTuple):
-    """One change of a key. ``value`` None: it was deleted."""
+    """One change of a key. ``value`` is None for a delete."""
 
     sequence: int
     key: bytes  # the user's key
@@ -51,8 +51,8 @@ class Change(NamedTuple):
 
 
 def change_of(key: bytes, encoded: bytes | None, last: int = 0) -> Change:
-    """Return the change of a key to this record. Without a record it is a delete, which gets the
-    sequence ``last``.
+    """Return the change that this record made to its key. Without a record the change is a delete
+    with the sequence ``last``.
     """
     if encoded is None:
         return Change(last, key, None, 0)
@@ -63,47 +63,49 @@ def change_of(key: bytes, encoded: bytes | None, last: int = 0) -> Change:
 
 
 def size_of(change: Change) -> int:
-    """Return the bytes that a change takes in memory, roughly."""
+    """Return roughly how many bytes of memory a change takes."""
     return _CHANGE_BYTES + len(change.key) + len(change.value or b"")
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """The part of one group in one partition."""
+    """The changes that one group made in one partition."""
 
-    last: int  # its last sequence there
-    changes: list[Change]  # by sequence
-    size: int
+    last: int  # the group's last sequence in the partition
+    changes: list[Change]  # in sequence order
+    size: int  # bytes (``size_of``)
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A partition that is followed."""
+    """The kept changes of a partition that at least one feed follows."""
 
     epoch: int
-    floor: int  # all changes above it, that are durable here, are kept
+    floor: int  # the buffer has every durable change above this sequence
     groups: deque[_Kept] = field(default_factory=deque)
-    readers: int = 0  # feeds that follow it
+    readers: int = 0  # feeds that follow the partition
 
 
 class ChangeTail:
-    """Groups of all followed partitions, the oldest let go first."""
+    """The changes of all followed partitions. Beyond ``bytes_max`` the oldest groups are
+    dropped.
+    """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._followed: dict[int, _Followed] = {}
-        # Groups in the order of their arrival, with their partitions; some are forgotten by now.
+        # Groups in the order of their arrival. ``_forget`` leaves its groups in here.
         self._order: deque[tuple[_Followed, _Kept]] = deque()
-        self._let_go = 0  # entries of ``_order`` that are kept no more
-        self.size = 0
+        self._forgotten = 0  # the number of such entries of ``_order``
+        self.size = 0  # bytes of kept changes
 
     def __bool__(self) -> bool:
         """Return whether any partition is followed."""
         return bool(self._followed)
 
     def follow(self, partition_id: int, epoch: int, durable: int) -> None:
-        """Count one more reader of the partition, which is led in this epoch and durable here
-        through this sequence.
+        """Add a reader of the partition, which this node leads in this epoch and holds durably
+        through the sequence ``durable``.
         """
         followed = self._followed.get(partition_id)
         if followed is None:
@@ -114,7 +116,7 @@ class ChangeTail:
         followed.readers += 1
 
     def leave(self, partition_ids: Iterable[int]) -> None:
-        """Count one reader less of each partition; drop a partition that has no reader left."""
+        """Remove a reader of each partition; drop a partition that has no reader left."""
         for p in partition_ids:
             followed = self._followed[p]
             followed.readers -= 1
@@ -134,9 +136,8 @@ class ChangeTail:
                 self._forget(followed, last)
 
     def append(self, group: CommitGroup) -> None:
-        """Enter what a group, durable here without a failure, has written in followed partitions.
-        A partition in which it carries out a merge step begins anew: the store alone knows what
-        that writes.
+        """Add the changes of a group that is durable here without a failure. A partition in which
+        the group carries out a merge step begins empty: only the store knows the merged rows.
         """
         lasts = {
             p: last
@@ -167,8 +168,9 @@ class ChangeTail:
     def read(
         self, partition_id: int, epoch: int, after: int, through: int, *, bytes_max: int
     ) -> tuple[list[Change], int] | None:
-        """Return (changes above ``after``, the sequence that they reach), up to ``through``; None
-        if some of them are not here. Ends after the version with which they have ``bytes_max``.
+        """Return the changes above ``after`` and through ``through``, and the sequence that they
+        reach. Return None if the buffer lacks some of them. The list ends after the version that
+        brings it to ``bytes_max``.
         """
         followed = self._followed.get(partition_id)
         if followed is None or followed.epoch != epoch or after < followed.floor:
@@ -199,14 +201,14 @@ class ChangeTail:
                 followed.floor = kept.last
                 self.size -= kept.size
             else:
-                self._let_go -= 1
-        if self._let_go > len(self._order) // 2:
+                self._forgotten -= 1
+        if self._forgotten > len(self._order) // 2:
             here = {id(kept) for one in self._followed.values() for kept in one.groups}
             self._order = deque(entry for entry in self._order if id(entry[1]) in here)
-            self._let_go = 0
+            self._forgotten = 0
 
     def _forget(self, followed: _Followed, floor: int) -> None:
         self.size -= sum(kept.size for kept in followed.groups)
-        self._let_go += len(followed.groups)
+        self._forgotten += len(followed.groups)
         followed.groups.clear()
         followed.floor = floor

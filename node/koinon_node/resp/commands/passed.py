@@ -1,11 +1,11 @@
-"""KOINON.PASSED: a command of another node's client, which that node passes on (``resp/passing``).
+"""KOINON.PASSED: executes a command that another node forwards for a client (``resp/passing``).
 
     KOINON.PASSED user command [argument …]
     KOINON.PASSED user EXEC {count word …} …
         -> the reply, as a bulk string
 
-It is carried out for that user, with the user's rights, and never passed on again. Only nodes may
-send it, where callers have to say who they are.
+The command runs with that user's rights, and this node never forwards it again. Where callers must
+authenticate, only nodes may send KOINON.PASSED.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ F = TypeVar("F")
 
 
 def passed(session: Session, arguments: Arguments) -> Outcome:
-    """Carry out a command that another node passes on for its client."""
+    """Execute a forwarded command with the rights of the client's user."""
     user, words = arguments[1].decode("utf-8", "replace"), arguments[2:]
     if session.service.passing is None:
         raise InvalidArgumentError(field="command", reason="this node has no --resp-proxy")
@@ -36,7 +36,7 @@ def passed(session: Session, arguments: Arguments) -> Outcome:
     try:
         outcome = _outcome(acting, words)
     except RefusedError as refused:
-        return _in_words(refused)
+        return _error_reply(refused)
     if isinstance(outcome, Read):
         return replace(outcome, reply=_wrapped(outcome.reply), fails_at_once=True)
     if isinstance(outcome, Write):
@@ -45,40 +45,40 @@ def passed(session: Session, arguments: Arguments) -> Outcome:
         return _awaited(transactions.carried_out(acting, outcome))
     if isinstance(outcome, bytes):
         return wire.bulk(outcome)
-    assert asyncio.iscoroutine(outcome), "no such command is passed on"
+    assert asyncio.iscoroutine(outcome), "no command with such an outcome is passed on"
     return _awaited(outcome)
 
 
 def _outcome(acting: Session, words: Sequence[bytes]) -> Outcome:
-    """Check the rights of the command's user; return the outcome of the command."""
+    """Check the user's rights to the command; return the command's outcome."""
     if words[0] == b"EXEC":
         return transactions.carried_out_for(acting, _transaction(words[1:]))
     spec = find(words[0])
     if spec is None or spec.is_own or spec.name == "WATCH" or not spec.names_keys:
-        raise InvalidArgumentError(field="command", reason="this one is not passed on")
+        raise InvalidArgumentError(field="command", reason="this command is not passed on")
     if not spec.takes(len(words)):
-        raise InvalidArgumentError(field="command", reason="it has another number of words")
+        raise InvalidArgumentError(field="command", reason="wrong number of arguments")
     rules.check(spec, [*words], acting)
     return spec.handler(acting, [*words])
 
 
 def _transaction(words: Sequence[bytes]) -> Transaction:
-    """Return the queued commands, of which each is preceded by the number of its words.
+    """Parse the commands of a transaction, each preceded by the number of its words.
 
     Raises:
-        InvalidArgumentError: they make no sense.
+        InvalidArgumentError: a count is wrong, or a command may not be part of a transaction.
     """
     transaction, left = Transaction(), iter(words)
     for count in left:
-        command = _taken(left, int(count) if count.isdigit() and len(count) < 10 else 0)
+        command = _take_words(left, int(count) if count.isdigit() and len(count) < 10 else 0)
         spec = find(command[0]) if command else None
         if spec is None or not transactions.may_be_queued(spec) or not spec.takes(len(command)):
-            raise InvalidArgumentError(field="command", reason="this one is never queued")
+            raise InvalidArgumentError(field="command", reason="it may not be in a transaction")
         transaction.add(command, spec.keys_in(command))
     return transaction
 
 
-def _taken(words: Iterator[bytes], count: int) -> list[bytes]:
+def _take_words(words: Iterator[bytes], count: int) -> list[bytes]:
     return [word for _, word in zip(range(count), words, strict=False)]
 
 
@@ -87,18 +87,18 @@ def _wrapped(reply: Callable[[F], bytes]) -> Callable[[F], bytes]:
 
 
 async def _awaited(work: Coroutine[Any, Any, bytes]) -> bytes:
-    """Return the reply of the work, as a bulk string.
+    """Await the command's reply; return it as a bulk string.
 
     Raises:
-        KoinonError: a typed one; the node that has passed the command on puts it in words.
+        KoinonError: a typed error; the forwarding node makes Redis's error line of it.
     """
     try:
         return wire.bulk(await work)
     except (RefusedError, ChangingHandsError) as refused:
         if isinstance(refused.__cause__, KoinonError):
             raise refused.__cause__ from None
-        return _in_words(refused)
+        return _error_reply(refused)
 
 
-def _in_words(error: KoinonError) -> bytes:
+def _error_reply(error: KoinonError) -> bytes:
     return wire.bulk(error_replies.guest(error, "", ""))
