@@ -1,15 +1,15 @@
-"""Writes a follower's records, and what they make the copy complete through, in one ticket.
+"""Writes a follower's records together with the copies' new positions, one ticket per change.
 
 Invariants:
 - A partition's records, its ``complete_through``, state and history change in one transaction, and
-  ``Copies`` after it. Tickets are applied in order, and one that found no room takes those after it
-  along (``after_group``): nothing is ever complete on top of a gap.
-- ``busy[p]`` counts the tickets of p that are not durable yet. Whoever looks at what the store
-  holds of p (to open it, to purge it) waits until there is none.
+  ``Copies`` after it. Tickets are applied in order. If one finds no room, the tickets after it fail
+  too (``after_group``): a copy is never complete above a gap.
+- ``busy[p]`` counts the tickets of p that are not durable yet. Code that reads p's records from the
+  store, to open p or to purge tombstones, first waits until the count is 0.
 
-A follower's tickets have a bound of their own. What its own partitions have in flight counts until
-other nodes have acknowledged it; two nodes that follow one another, both full, would wait for each
-other for ever if their acknowledgements needed that room.
+A follower's tickets have a bound of their own. The bound of writes that this node leads is freed
+only when other nodes have acknowledged them. If followers' tickets counted against it, two full
+nodes that follow each other would wait for each other's acknowledgements for ever.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _BULK_BYTES_MAX = 16 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The writes of a ticket. Columns over partitions, each there once, then rows.
+    """The writes of a ticket: columns over partitions, each of them once, and rows.
 
-    ``purge_floors`` None: as they are. ``epochs``: of those partitions whose epochs change.
-    ``under_epoch``: whose follower this node is; what it adopts as primary meanwhile is higher.
+    ``purge_floors`` None: unchanged. ``epochs``: only of partitions whose epochs change.
+    ``under_epoch``: the primary epoch that this node follows; an epoch that this node adopts
+    meanwhile is higher.
     """
 
     partition_ids: U32Array
@@ -59,9 +60,9 @@ class Change:
     removed: Sequence[bytes] = ()  # data keys
     dropped_entries: Sequence[bytes] = ()  # of the expiry index
     merges: Mapping[int, MergeStep] = field(default_factory=dict)  # after the rows
-    metadata: Sequence[tuple[bytes, bytes | None]] = ()  # other entries of PARTITIONS_DB
-    journalled: bool = True  # whether the records are entered in the journal
-    loose: bool = False  # nothing that comes after it needs it
+    metadata: Sequence[tuple[bytes, bytes | None]] = ()  # further entries of PARTITIONS_DB
+    journalled: bool = True  # whether to enter the records in the journal
+    loose: bool = False  # later tickets do not depend on this one
     bulk: bool = False  # a page of a pass
 
     @property
@@ -73,21 +74,21 @@ class Change:
 
 
 def one(partition_id: int, complete_through: int) -> tuple[U32Array, U64Array]:
-    """Return the columns of one partition."""
+    """Return the columns for a single partition."""
     return np.array([partition_id], np.uint32), np.array([complete_through], np.uint64)
 
 
 class Held:
-    """The rows of passes that copies have held back (``Followed.hold``): stored with their
-    position.
+    """The rows that copies held in memory during a pass (``Followed.hold``), to be stored with
+    their position.
     """
 
     def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}  # b"": removed
-        self.floors: dict[int, int] = {}  # purge floors that the removals raise, by partition
+        self.rows: dict[bytes, bytes] = {}  # b"": remove the key
+        self.floors: dict[int, int] = {}  # purge floors after the removals, by partition
 
     def take(self, followed: Followed) -> None:
-        """Take what the copy has held."""
+        """Move a copy's held rows here."""
         self.rows.update(followed.held)
         self.floors[followed.partition_id] = followed.held_floor
         followed.drop_held()
@@ -102,9 +103,9 @@ def change_of(
     merges: Mapping[int, MergeStep] | None = None,
     held: Held | None = None,
 ) -> Change:
-    """Return the change. An empty record says that the primary removed the key, which raises the
-    purge floor; so does a merge step whose deletes leave no tombstones. What was held lies below
-    the rows; its removals raise the floor no higher than it says.
+    """Build a change. An empty record removes the key and raises the purge floor; so does a merge
+    step whose deletes leave no tombstones. Held rows are older than ``rows``; their removals raise
+    the floor only to the held floor.
     """
     merges = merges or {}
     removed = [key for key, record in rows.items() if not record]
@@ -137,7 +138,7 @@ Done = Callable[[KoinonError | None], None]
 
 
 class Applier:
-    """Queues at the writer what a primary has sent. For the event loop only."""
+    """Queues a primary's records at the writer. Belongs to the event loop."""
 
     def __init__(self, local: LocalReplicas, writer: Writer, limits: Limits) -> None:
         self._writer = writer
@@ -145,13 +146,13 @@ class Applier:
         self._journal = local.journal
         self._rows_max = limits.group_rows * 4
         self._bytes_max = limits.group_bytes * 2
-        # The groups that tickets have joined, oldest first, by the futures of tickets under way.
+        # The groups that unfinished tickets have joined, oldest first, by the tickets' futures.
         self._in_flight: dict[asyncio.Future[None], CommitGroup] = {}
-        self._rows = self._size = 0  # of these tickets; size in bytes
+        self._rows = self._size = 0  # of unfinished tickets; size in bytes
         self._settled = asyncio.Event()  # set whenever a ticket ends
-        # By partition: its tickets under way.
+        # By partition: its unfinished tickets.
         self.busy = np.zeros(len(local.copies.complete_through), np.uint32)
-        # By partition, where it is busy: the sequence that its newest ticket makes it complete to.
+        # By busy partition: the sequence through which its newest ticket makes the copy complete.
         self._queued_through = np.zeros(len(local.copies.complete_through), np.uint64)
 
     # --- room ------------------------------------------------------------------------------
@@ -165,15 +166,15 @@ class Applier:
         merged_size: int = 0,
         bulk: bool = False,
     ) -> None:
-        """Wait until so many more rows and bytes may be queued, and see that there is room for the
-        records that are ``stored``, and for what merge steps make. The caller submits right after.
-        What is ``bulk`` leaves room, so that nothing urgent, a takeover or a client's write, waits
-        behind much of it. What only removes is let in where the store is full: its tombstones
-        have the reserve, as they do where clients delete.
+        """Wait until so many more rows and bytes may be queued, and check that the store has room
+        for the ``stored`` records and the rows of merge steps. The caller submits right after.
+        ``bulk`` tickets have a lower bound, so that an urgent write, like a takeover or a client's
+        write, waits behind few of them. A full store still accepts tickets that only remove
+        records: the space reserved for tombstones serves them, as it serves clients' deletes.
 
         Raises:
             StorageFullError: the store is full.
-            UnknownFateError: the writer is gone.
+            UnknownFateError: the writer has stopped.
         """
         bytes_max = _BULK_BYTES_MAX if bulk else self._bytes_max
         while self._in_flight and (
@@ -181,25 +182,27 @@ class Applier:
         ):
             await self.changed()
         put_size = 0 if self._writer.fits(size) else records.put_bytes(stored) + merged_size
-        with contextlib.suppress(ResourceExhaustedError):  # by what this node leads; see above
+        with contextlib.suppress(ResourceExhaustedError):  # the leading node's bound; see above
             self._writer.check_room(0, 0, put_size)
 
     async def idle(self, partition_ids: Sequence[int]) -> None:
-        """Wait until none of the partitions has a ticket under way."""
+        """Wait until no ticket of these partitions is unfinished."""
         while self.busy[partition_ids].any():
             await self.changed()
 
     def through(self, partition_ids: Sequence[int]) -> U64Array:
-        """Return what these copies are complete through once all that is queued is durable."""
+        """Return the sequences through which these copies are complete once all queued tickets are
+        durable.
+        """
         durable = self._copies.complete_through[partition_ids]
         busy = self.busy[partition_ids] != 0
         through: U64Array = np.where(busy, self._queued_through[partition_ids], durable)
         return through
 
     async def led(self, partition_ids: Sequence[int]) -> bool:
-        """Wait until what this node queued as the primary of these is durable or refused; return
-        whether there was something. Before that, neither the position of such a copy nor the
-        journal tells of it, and a tail that is not known would not be repaired (rule 12).
+        """Wait until all writes that this node queued as primary of these partitions are durable or
+        refused; return whether there were any. Until then neither the copy's position nor the
+        journal includes them, and an unknown tail would not be repaired (rule 12).
         """
         partitions = np.zeros(len(self.busy), np.bool_)
         partitions[partition_ids] = True
@@ -209,7 +212,7 @@ class Applier:
         return True
 
     async def settle(self, *partition_ids: int) -> None:
-        """Wait until the store itself shows what is durable of these partitions."""
+        """Wait until the store has taken over the durable log of these partitions."""
         await self._writer.settle(partition_ids)
 
     async def changed(self) -> None:
@@ -220,9 +223,9 @@ class Applier:
     # --- tickets ---------------------------------------------------------------------------
 
     def submit(self, change: Change, on_done: Done | None = None) -> asyncio.Future[None]:
-        """Queue the change. ``on_done`` is called right after ``Copies`` has changed, in the order
-        of the tickets that were applied, with why nothing was applied (None: it was). Who waits and
-        is cancelled ends nothing: the change is counted when its own end is known.
+        """Queue the change; return a future of its end. ``on_done`` is called right after
+        ``Copies`` has changed, in the order of the tickets, with the error, or None if the change
+        was applied. Cancelling the future does not cancel the change.
         """
         ids = change.partition_ids
         if change.journalled and change.keys:
@@ -231,9 +234,9 @@ class Applier:
                 records.sequences_of(change.records),
                 change.keys,
             )
-        for p in change.merges:  # which keys they write is not known here
+        for p in change.merges:  # the journal cannot know the keys that a merge step writes
             self._journal.reset(p, int(change.complete_through[ids == p][0]))
-        if change.purge_floors is not None:  # too high a floor only costs a snapshot
+        if change.purge_floors is not None:  # before it is durable: too high only costs a snapshot
             floors = np.maximum(self._copies.purge_floors[ids], change.purge_floors)
             self._copies.purge_floors[ids] = floors
         rows = len(change.keys) + len(change.removed) + len(change.dropped_entries) + len(ids)
@@ -303,7 +306,9 @@ class Applier:
         return writes
 
     def _record(self, change: Change) -> None:
-        """The change is durable. What this node has adopted meanwhile, as primary, stays."""
+        """Enter a durable change in ``Copies``. Epochs that this node has adopted as primary
+        meanwhile stay.
+        """
         copies, ids = self._copies, change.partition_ids
         if not change.epochs and change.state == CopyState.USABLE:  # batches
             copies.complete_through[ids] = np.maximum(
@@ -322,7 +327,7 @@ class Applier:
 
 
 def retrieved(done: asyncio.Future[None]) -> None:
-    """Look at a future's error, so that asyncio does not log it as never retrieved."""
+    """Read a future's error, so that asyncio does not log it as never retrieved."""
     if not done.cancelled():
         done.exception()
 
@@ -338,7 +343,7 @@ def _error_of(done: asyncio.Future[None]) -> KoinonError | None:
 
 @dataclass(slots=True)
 class TakenBatch:
-    """A batch that was taken. ``durable`` is set once nothing of it is waited for any more."""
+    """A received batch. ``durable`` is True once all its rows are durable or need not be."""
 
     number: int
     durable: bool = False
@@ -354,24 +359,26 @@ class BatchAcks:
 
     def __init__(self, send: Callable[[replication_pb2.FollowRequest], None]) -> None:
         self._send = send
-        self.last_number = 0  # of the newest batch that was taken; 0: none yet on this stream
-        self._taken: deque[TakenBatch] = deque()  # not acknowledged yet, in the stream's order
+        self.last_number = 0  # of the newest batch received on this stream; 0: none yet
+        self._taken: deque[TakenBatch] = deque()  # not acknowledged yet, in stream order
         self._flush_due = False  # whether this turn of the loop ends with an acknowledgement
 
     def begin(self) -> None:
-        """Begin with a new stream, on which nothing was taken."""
+        """Reset for a new stream."""
         self.last_number = 0
         self._taken = deque()
 
     def take(self, number: int) -> TakenBatch:
-        """Note the next batch."""
+        """Note that the batch with this number was received."""
         self.last_number = number
         batch = TakenBatch(number)
         self._taken.append(batch)
         return batch
 
     def durable(self, batch: TakenBatch) -> None:
-        """Acknowledge the batch with all that become durable in this turn of the loop."""
+        """Acknowledge the batch, together with all batches that become durable in this turn of the
+        event loop.
+        """
         batch.durable = True
         if not self._flush_due:
             self._flush_due = True

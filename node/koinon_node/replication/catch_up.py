@@ -1,20 +1,22 @@
-"""Brings one partition's copy to where its primary's stream begins: repair, catch-up, snapshot.
+"""Brings one partition's copy up to the beginning of its primary's stream: repair, catch-up or
+snapshot.
 
-- Repair replaces every own record above the common point by what the primary holds, and removes
-  what it lacks, without comparing: those records may be of another lineage (rule 12).
-- Catch-up pulls what is above the common point, in key order, in pages; ``complete_through`` stays
-  where it was until the pass is over (rule 11). It is void once the primary has purged tombstones
-  above its start (rule 14).
+- Repair replaces every own record above the common point by the primary's record of the key, and
+  removes records that the primary lacks. It compares nothing: the own records may be of another
+  lineage (rule 12).
+- Catch-up pulls the records above the common point in pages, in key order. ``complete_through``
+  stays unchanged until the pass is over (rule 11). The pass is void once the primary has purged
+  tombstones above its start (rule 14).
 - A snapshot replaces one key range a page. It begins by making the copy unusable, durably, and only
   its end makes it usable again (rule 14).
 
 ``pull`` is one pass, from the opening to joining the stream. A pass that took a snapshot closes the
-opening: the copy is described, and opened, anew.
+opening: the partition is then opened again with the new copy's description.
 
-Where a copy holds what it pulls (``Followed.holds``), repair and catch-up write nothing: the
-transaction that makes the copy complete does.
+A copy that holds pulled rows in memory (``Followed.holds``) writes nothing during repair and
+catch-up: the transaction that makes the copy complete writes the rows.
 
-Else two pages at most are held: one is being written while the next is asked for.
+Otherwise at most two pages are in memory: one is written while the next is requested.
 """
 
 from __future__ import annotations
@@ -50,27 +52,29 @@ from koinon_proto.v1.replication_pb2 import MergeStep
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-REPAIR_KEYS = 1_000
-_OWN_KEYS = 4_096
+REPAIR_KEYS = 1_000  # of one request
+_OWN_KEYS = 4_096  # read from the own copy at once
 _PAGES_IN_FLIGHT = 2
-_TRIES = 3
+_TRIES = 3  # of a page that arrives damaged
 
 
 def crc_of(keys: Sequence[bytes], rows: Sequence[bytes], merges: Sequence[bytes] = ()) -> int:
-    """Return the checksum that messages carry: over all keys, then all records, then all merges."""
+    """Return the CRC-32 that messages carry: over all keys, then all records, then all merge
+    steps.
+    """
     crc = zlib.crc32(b"".join(rows), zlib.crc32(b"".join(keys)))
     return zlib.crc32(b"".join(merges), crc) if merges else crc
 
 
 class Page(NamedTuple):
-    """A page that has been checked."""
+    """A page whose checksum was verified."""
 
     keys: list[bytes]  # user keys
     records: list[bytes]
     bound: int  # the pass makes the copy complete through this sequence
-    last_key: bytes  # of the page; the next page begins after it
-    end: bool  # the pass has no page more
-    purge_floor: int  # the primary's: no tombstone at or below it is needed any more
+    last_key: bytes  # the next page begins after this key
+    end: bool  # this is the last page of the pass
+    purge_floor: int  # the primary's: it may have purged tombstones up to this sequence
 
     @property
     def size(self) -> int:
@@ -78,13 +82,13 @@ class Page(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """Return the highest sequence among its records."""
+        """Return the highest sequence of the page's records."""
         rows = [record for record in self.records if record]
         return int(records.sequences_of(rows).max()) if rows else 0
 
 
 def checked(message: replication_pb2.RecordPage) -> Page:
-    """Return the page.
+    """Verify a page's checksum; return the page.
 
     Raises:
         BadMessageError: its checksum is another one, or it contradicts itself.
@@ -93,13 +97,13 @@ def checked(message: replication_pb2.RecordPage) -> Page:
     if len(keys) != len(rows):
         raise BadMessageError(reason=f"a page of {len(keys)} keys and {len(rows)} records")
     if crc_of(keys, rows) != message.crc32:
-        raise BadMessageError(reason="a page's checksum does not fit its records")
+        raise BadMessageError(reason="a page's checksum does not match its records")
     last_key = bytes(message.last_key)
     return Page(keys, rows, message.bound, last_key, message.end, message.purge_floor)
 
 
 class BatchRows(NamedTuple):
-    """A batch's writes: data keys, records, the partition of each; merge steps, by partition."""
+    """A batch's writes: data keys, records and partition ids by row; merge steps by partition."""
 
     keys: list[bytes]
     records: list[bytes]
@@ -108,7 +112,7 @@ class BatchRows(NamedTuple):
 
 
 def checked_batch(batch: replication_pb2.Batch, last_number: int) -> BatchRows:
-    """Return the batch's rows.
+    """Verify a batch; return its rows.
 
     Raises:
         BadMessageError: its checksum is another one, or it contradicts itself.
@@ -117,25 +121,27 @@ def checked_batch(batch: replication_pb2.Batch, last_number: int) -> BatchRows:
     columns = {len(ids), len(batch.primary_epochs), len(batch.previous), len(batch.last)}
     row_ids = records.partitions_of_data_keys(keys)
     if batch.number <= last_number:
-        reason = f"it comes after batch {last_number}"
+        reason = f"it follows batch {last_number}"
     elif len(keys) != len(rows) or crc_of(keys, rows, batch.merges) != batch.crc32:
-        reason = "its checksum does not fit its records"
+        reason = "its checksum does not match its records"
     elif len(columns) != 1 or len(set(ids)) != len(ids):
-        reason = "its columns do not fit one another"
-    else:  # the bytes are those that were sent
+        reason = "its columns have unequal lengths"
+    else:  # the checksum holds: the bytes arrived as they were sent
         steps = [MergeStep.FromString(merge) for merge in batch.merges]
         merges = {step.partition_id: step for step in steps}
         if not ({*row_ids.tolist()} <= set(ids) and merges.keys() <= set(ids)):
             reason = "it has rows of partitions that it does not name"
         elif len(merges) != len(steps):
-            reason = "it merges twice in a partition"
+            reason = "it has two merge steps of one partition"
         else:
             return BatchRows(keys, rows, row_ids, merges)
     raise BadMessageError(reason=f"batch {batch.number}: {reason}")
 
 
 def check_order(page: Page, after_key: bytes) -> None:
-    """Raise BadMessageError unless the page's keys ascend from above ``after_key`` to its last."""
+    """Raise BadMessageError unless the page's keys ascend, lie above ``after_key`` and do not pass
+    ``last_key``.
+    """
     keys = [after_key, *page.keys] if after_key else page.keys
     ascending = all(a < b for a, b in itertools.pairwise(keys))
     within = not page.keys or page.end or page.keys[-1] <= page.last_key
@@ -146,7 +152,7 @@ def check_order(page: Page, after_key: bytes) -> None:
 
 
 class Source:
-    """One partition at its primary, asked page by page."""
+    """Requests pages of one partition from its primary."""
 
     def __init__(
         self, peers: Peers, node: NodeInfo, cluster_id: str, partition_id: int, primary_epoch: int
@@ -166,7 +172,7 @@ class Source:
         reach: int = 0,
         snapshot: bool = False,
     ) -> Page:
-        """Return the next page of a pass. One that arrives damaged is asked for again."""
+        """Return the next page of a pass. A page that arrives damaged is requested again."""
         request = replication_pb2.ReadPageRequest(
             cluster_id=self._cluster_id,
             partition_id=self._partition_id,
@@ -183,10 +189,12 @@ class Source:
             check_order(page, after_key)
             return page
 
-        return await self._tried(ask)
+        return await self._with_retries(ask)
 
     async def keys(self, keys: Sequence[bytes]) -> Page:
-        """Return the current records of the first of these keys, at least of one."""
+        """Return the current records of some of these keys, from the first on; of at least one
+        key.
+        """
         request = replication_pb2.ReadKeysRequest(
             cluster_id=self._cluster_id,
             partition_id=self._partition_id,
@@ -197,12 +205,12 @@ class Source:
         async def ask() -> Page:
             page = checked(await self._peers.read_keys(self._node, request))
             if not page.keys or page.keys != list(keys[: len(page.keys)]):
-                raise BadMessageError(reason="a page holds other keys than it was asked for")
+                raise BadMessageError(reason="a page holds other keys than were requested")
             return page
 
-        return await self._tried(ask)
+        return await self._with_retries(ask)
 
-    async def _tried(self, ask: Callable[[], Awaitable[Page]]) -> Page:
+    async def _with_retries(self, ask: Callable[[], Awaitable[Page]]) -> Page:
         for left in reversed(range(_TRIES)):
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -218,13 +226,13 @@ class Source:
                     raise
             except TimeoutError:
                 raise UnavailableError(
-                    reason=f"node {self._node.node_id} gave no page in {CALL_TIMEOUT_S} s"
+                    reason=f"node {self._node.node_id} sent no page within {CALL_TIMEOUT_S} s"
                 ) from None
         raise AssertionError("unreachable")
 
 
 class Fetcher:
-    """Repairs one copy's tail, catches it up or replaces it, from its primary, in one opening."""
+    """Repairs one copy's tail, and catches the copy up or replaces it, within one opening."""
 
     def __init__(self, context: StreamContext, primary: NodeInfo, followed: Followed) -> None:
         self._context = context
@@ -251,7 +259,7 @@ class Fetcher:
         tail = self._journal.since(self._partition_id, base)
         clean = not sent.state & CopyState.DIRTY_TAIL
         if tail == [] and clean and step_after_repair(opened) is Step.JOIN:
-            return  # nothing is written before the transaction that says where the copy is
+            return  # held rows are written by the transaction that sets the position
         if not self._followed.holds:
             known = self._copies.epochs_of(self._partition_id)
             cut = PartitionEpochs(
@@ -280,7 +288,7 @@ class Fetcher:
         )
 
     async def _replace(self, data_keys: Sequence[bytes], base: int) -> None:
-        """Make the records of these keys what the primary holds of them."""
+        """Set the records of these keys to the primary's."""
         prefix = records.prefix_of(self._partition_id)
         rest = [key[2:] for key in data_keys]
         limit = REPAIR_KEYS
@@ -303,7 +311,7 @@ class Fetcher:
                 keys=[prefix + key for key, record in rows if record],
                 rows=[record for _, record in rows if record],
                 removed=removed,
-                # A tombstone of what is removed here may have been purged there, at or below base.
+                # The primary may have purged the tombstone of a removed key, at or below ``base``.
                 purge_floor=base if removed else 0,
             )
             self._pulled(page.newest, len(page.keys), page.size)
@@ -311,23 +319,23 @@ class Fetcher:
     # --- passes ----------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Pull what is above the common point. What it brings is not complete yet, and not durable
-        before ``written`` returns: meanwhile another pass may pull.
+        """Pull the primary's records above the common point. The pulled records are not complete
+        yet, and not durable before ``written`` returns: another pass may pull meanwhile.
         """
         followed = self._followed
         start, reach = followed.opened.common_point, followed.opened.stream_from
         through = int(self._copies.complete_through[self._partition_id])
         bound, after_key = 0, b""
         while True:
-            leave = await self._context.leave(self._followed)
-            page = await self._source.page(after_key, leave, after_sequence=start, reach=reach)
-            self._context.spend(self._followed, page.size - leave)
+            allowed = await self._context.allow_page(self._followed)
+            page = await self._source.page(after_key, allowed, after_sequence=start, reach=reach)
+            self._context.spend(self._followed, page.size - allowed)
             if page.purge_floor > start:
                 raise _purged(page.purge_floor, start)
             if not bound:
                 bound = page.bound
             if bound < reach:
-                raise BadMessageError(reason=f"a pass from {bound}, asked to reach {reach}")
+                raise BadMessageError(reason=f"a page with bound {bound}, below {reach}")
             if not page.end:
                 self._leave_journal()
             if page.keys:
@@ -338,7 +346,7 @@ class Fetcher:
         followed.bound = bound
 
     async def snapshot(self) -> None:
-        """Replace the copy by the primary's, range by range."""
+        """Replace the copy by the primary's, one key range per page."""
         followed, partition_id = self._followed, self._partition_id
         known = self._copies.epochs_of(partition_id)
         epoch = max(known.primary_epoch, self._epoch)
@@ -354,9 +362,9 @@ class Fetcher:
         bound = floor = 0
         after_key = b""
         while True:
-            leave = await self._context.leave(self._followed)
-            page = await self._source.page(after_key, leave, snapshot=True)
-            self._context.spend(self._followed, page.size - leave)
+            allowed = await self._context.allow_page(self._followed)
+            page = await self._source.page(after_key, allowed, snapshot=True)
+            self._context.spend(self._followed, page.size - allowed)
             bound, floor = bound or page.bound, max(floor, page.purge_floor)
             if not empty:
                 await self._clear_range(page, after_key)
@@ -370,7 +378,7 @@ class Fetcher:
             bound,
             CopyState.DIRTY_TAIL if newest > bound else CopyState.USABLE,
             epochs=followed.opened.epochs(epoch),
-            # The last page's, not the first's: later pages may lack what was purged meanwhile.
+            # The last page's floor: later pages lack the tombstones that were purged meanwhile.
             purge_floor=floor,
         )
         self._journal.reset(partition_id, max(newest, bound))
@@ -384,7 +392,7 @@ class Fetcher:
         )
 
     async def _clear_range(self, page: Page, after_key: bytes) -> None:
-        """Remove what the copy holds in the page's range and the page lacks."""
+        """Remove the copy's records in the page's key range that the page lacks."""
         prefix = records.prefix_of(self._partition_id)
         kept = {prefix + key for key in page.keys}
         until = b"" if page.end else page.last_key
@@ -416,19 +424,19 @@ class Fetcher:
 
     # --- writing ---------------------------------------------------------------------------
 
-    def _guard(self) -> None:
-        """Raise SupersededError once this node is not to follow the partition in this epoch. Asked
-        right before anything is written.
+    def _check_followed(self) -> None:
+        """Raise SupersededError if this node should no longer follow the partition in this epoch.
+        Runs right before each write.
         """
         if not self._context.current(self._partition_id, self._primary.number, self._epoch):
             raise SupersededError
 
     def _leave_journal(self) -> None:
-        """Take the partition out of the journal: its pass pulls too much to be worth the room
-        there. The journal answers nothing of it until the copy has a position again. (Rows that are
-        held back change nothing yet, so they leave it as it is.)
+        """Drop the partition from the journal: a pass pulls too many records to keep in it. The
+        journal says nothing of the partition until the copy has a position again. (Held rows do
+        not change the store yet, so the journal keeps the partition.)
         """
-        self._guard()
+        self._check_followed()
         if self._followed.holds:
             return
         if self._partition_id not in self._uncovered:
@@ -451,9 +459,11 @@ class Fetcher:
         epochs: PartitionEpochs | None = None,
         metadata: Sequence[tuple[bytes, bytes | None]] = (),
     ) -> None:
-        """Hold a change, or queue it once those before it but one are durable and there is room."""
+        """Queue a change, once at most one earlier change is not durable and there is room; or hold
+        its rows in memory.
+        """
         if self._followed.holds:
-            self._guard()
+            self._check_followed()
             self._followed.hold([*keys, *removed], [*rows, *[b""] * len(removed)], purge_floor)
             return
         while len(self._writing) >= _PAGES_IN_FLIGHT:
@@ -475,11 +485,11 @@ class Fetcher:
             bulk=bool(keys),
         )
         await self._applier.room(len(keys) + len(removed), change.size, rows, bulk=True)
-        self._guard()
+        self._check_followed()
         self._writing.append(self._applier.submit(change))
 
     async def written(self) -> None:
-        """Wait until all that was queued is durable."""
+        """Wait until all queued changes are durable."""
         while self._writing:
             await self._writing.popleft()
 
@@ -487,11 +497,11 @@ class Fetcher:
 async def pull(
     context: StreamContext, primary: NodeInfo, following: ReplicaSync, followed: Followed
 ) -> None:
-    """Do the pass, once there is room for it. Then the copy is to join, or is to be opened again.
+    """Run a pass once a place for it is free. Afterwards the copy is JOINING, or is opened again.
 
     Raises:
-        SupersededError: the row has changed: this node does not follow there any more.
-        KoinonError: the primary cannot be asked, or something here is in the way.
+        SupersededError: the row has changed, and this node does not follow that primary any more.
+        KoinonError: the primary cannot be reached, or the records cannot be stored.
     """
     puller = Fetcher(context, primary, followed)
     async with context.passes[followed.want.rank]:
@@ -500,26 +510,26 @@ async def pull(
             return
         await _complete(context, followed, puller)
     if followed.stage is Stage.CATCH_UP:
-        await puller.written()  # or a page that found no room would go unnoticed
+        await puller.written()  # raises if a page found no room
         followed.take(Step.JOIN)
 
 
 async def _replace(
     context: StreamContext, following: ReplicaSync, followed: Followed, puller: Fetcher
 ) -> None:
-    """Take a snapshot in place of the copy, and close the opening."""
+    """Replace the copy by a snapshot, and close the opening."""
     context.tail_epochs.pop(followed.partition_id, None)
     epoch = followed.want.primary_epoch
     await puller.snapshot()
     context.tail_epochs[followed.partition_id] = epoch
     followed.attempts = 0
-    following.close(followed)  # the primary keeps its hold: it is not told
+    following.close(followed)  # no message to the primary, which keeps the tombstones held
     context.wake()
 
 
 async def _complete(context: StreamContext, followed: Followed, puller: Fetcher) -> None:
-    """Repair the tail and catch up, as far as there is need. The last pages of a catch-up may not
-    be durable.
+    """Repair the tail and catch up where needed. The last pages of a catch-up may not be durable on
+    return.
     """
     partition_id, epoch = followed.partition_id, followed.want.primary_epoch
     if followed.stage is Stage.REPAIR:

@@ -1,9 +1,9 @@
 """The node as a follower: one stream to each primary of which it keeps copies.
 
-Owns which streams there are and what they share; primary_stream.py has the life of one, catch_up.py
-what a copy that is behind pulls, applier.py what is written. Rules that hold here are those of
-catching up (11, 12, 14, 16), and the follower's half of taking over (4): it follows the newest
-row's primary and no other node, and its own tail is repaired before it says where it stands.
+Owns the set of streams and their shared state. primary_stream.py runs one stream, catch_up.py pulls
+records for a copy that is behind, applier.py writes them. The rules of catching up (11, 12, 14, 16)
+hold here, and the follower's half of taking over (4): a copy follows the newest row's primary and
+no other node, and repairs its own tail before it states its position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from koinon_node.storage.writer import Writer
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.process.rounds import next_round
 
-_LOOK_S = 0.2  # between two looks at whether the disk hangs
+_LOOK_S = 0.2  # between two checks whether the disk hangs
 
 
 class Follower:
@@ -69,15 +69,15 @@ class Follower:
         self._leaves = self._hangs = False  # the node is about to stop; its disk hung at last look
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        """Follow the newest table's rows. Work for a row that says something else has ended when
-        this returns. No primary is followed under a registration that is not confirmed: what this
-        node said that it holds would not be missed if its disk were set back.
+        """Follow the newest table's rows. Work for rows that have changed has ended when this
+        returns. Without a confirmed registration this node follows no primary: if its disk had been
+        set back, nobody would notice that it lacks records which it said to hold.
         """
         context = self._context
-        if self._leaves:  # its streams stand until the end, and nothing new is begun
+        if self._leaves:  # existing streams stay until the stop, and no new ones begin
             return
         if context.node_epoch != node_epoch or context.number != number:
-            for link in self._links.values():  # each stream says for which registration it is
+            for link in self._links.values():  # a stream belongs to one registration
                 link.stop()
             self._links.clear()
         context.table, context.number, context.node_epoch = table, number, node_epoch
@@ -103,8 +103,8 @@ class Follower:
         context.wake()
 
     def leave(self) -> None:
-        """Have all primaries put this node out, which is about to stop, and follow no other any
-        more. Until they have, their writes are acknowledged.
+        """Ask all primaries to remove this node from in_sync, since it is about to stop, and open
+        no more streams. It acknowledges their writes until they have done so.
         """
         self._leaves = True
         for link in self._links.values():
@@ -123,8 +123,8 @@ class Follower:
             self._group = None
 
     async def _leave_while_disk_hangs(self) -> None:
-        """Have all primaries put this node out at once while its disk hangs, idle partitions too:
-        else the next write of each waits for it. Until cancelled.
+        """While the disk hangs, ask all primaries at once to remove this node from in_sync, for
+        idle partitions too: else the next write of each would wait for it. Runs until cancelled.
         """
         while True:
             await next_round(_LOOK_S)
@@ -139,11 +139,11 @@ class Follower:
 
     @property
     def bytes_pulled(self) -> int:
-        """Bytes of records that were pulled from primaries."""
+        """Bytes of records pulled from primaries since the start."""
         return self._context.bytes_pulled
 
     def stages(self) -> Counter[Stage]:
-        """Return how many partitions that are followed stand where."""
+        """Return the number of followed partitions by stage."""
         found: Counter[Stage] = Counter()
         for link in self._links.values():
             for (_, stage), count in link.following.index.counts.items():
@@ -151,7 +151,7 @@ class Follower:
         return found
 
     def progress(self) -> list[Progress]:
-        """Return how far replicas have come that are on their way and not in sync by the table."""
+        """Return the progress of copies on their way that are not in sync by the table."""
         following = (link.following for link in self._links.values())
         some = (one for one in following if one.index.has_some_not_in_sync)
         return reported(f for one in some for f in one.partitions.values())

@@ -1,9 +1,9 @@
-"""Serves followers' streams: takes who they are, what they open, and what they have.
+"""Serves followers' streams: their greeting, their openings, and their acknowledgements.
 
-A follower dials, says who it is, and opens partitions; what is streamed to it after the answer to
-an opening is all that comes after the point that the answer names (group_sender). What it says of
-itself goes to the columns of ``leading``, and is forgotten there with its stream; what follows from
-that for groups is commit_tracker.py's.
+A follower connects, identifies itself, and opens partitions. After the answer to an opening the
+stream carries every write above the sequence that the answer names (group_sender.py). The
+follower's statements go to the columns of ``leading``, which forget them when the stream ends;
+commit_tracker.py completes groups accordingly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Followers:
-    """The streams of the nodes that follow this one. For the event loop only."""
+    """The streams of the nodes that follow this one. Belongs to the event loop."""
 
     def __init__(self, commits: CommitTracker, sizes: SizeEstimates, limits: Limits) -> None:
         self._commits = commits
@@ -47,15 +47,15 @@ class Followers:
     # --- to them ---------------------------------------------------------------------------
 
     def on_table(self, table: Table, opened: BoolArray) -> None:
-        """Close what the newer table ended: partitions of streams, or whole ones. ``opened``: what
-        was open before it.
+        """Close the partitions and streams that the newer table ended. ``opened``: the mask of open
+        partitions before the table.
         """
         for follower in list(self._sender.streams.values()):
             info = table.nodes.get(follower.number)
             if info is not None and info.node_epoch > follower.node_epoch:
                 follower.stream.close(_fenced(info.node_id, follower.node_epoch, info.node_epoch))
             elif follower.slot < len(opened):
-                now = self._leading.opened[follower.slot, : opened.shape[1]]  # keyspaces are added
+                now = self._leading.opened[follower.slot, : opened.shape[1]]  # a table may grow
                 closed = np.flatnonzero(opened[follower.slot] & ~now).tolist()
                 if closed:
                     follower.send_closed(closed, table.not_primary(closed[0]))
@@ -66,7 +66,7 @@ class Followers:
         """Serve one follower until its stream ends.
 
         Raises:
-            KoinonError: why it was refused, or cut off.
+            KoinonError: the reason why the follower was refused or disconnected.
         """
         follower = self._admit(await stream.receive(), stream)
         try:
@@ -80,7 +80,7 @@ class Followers:
                 self._leading.lose_follower(follower.slot)
 
     def _admit(self, request: replication_pb2.FollowRequest, stream: PrimaryEnd) -> FollowerStream:
-        """Check who it is; a stream that the same node had before is closed."""
+        """Check the follower's identity; close an older stream of the same node."""
         leading, hello = self._leading, request.hello
         if request.WhichOneof("kind") != "hello":
             raise InvalidArgumentError(field="hello", reason="must be the first message")
@@ -103,7 +103,7 @@ class Followers:
             raise TableBehindError(
                 table_version=table.table_version, required_version=table.table_version + 1
             )
-        # Only the node itself knows the registration that the table has a digest of.
+        # Only the node itself knows its registration id; the table has a digest of it.
         is_stranger = registration_digest(hello.registration_id) != info.registration_digest
         if is_stranger or hello.node_epoch < info.node_epoch:
             raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
@@ -158,7 +158,9 @@ class Followers:
             raise InvalidArgumentError(field="kind", reason=f"{kind}: not expected here")
 
     def _open(self, follower: FollowerStream, request: replication_pb2.OpenPartitions) -> None:
-        """Answer all in one message; nothing is streamed between the answers and their points."""
+        """Answer all openings in one message. Nothing is streamed between the answers and the
+        sequences that they name.
+        """
         answers = replication_pb2.OpenedPartitions()
         again = convert.error_to_proto(self._ask_again())
         for message in request.partitions:

@@ -1,7 +1,7 @@
-"""A primary's ends of its followers' streams, and the batches that go over them.
+"""The primary's ends of followers' streams, and the batches sent over them.
 
-A batch is built once for all followers that get the same rows of a group. Its number is the commit
-group's: it rises, with gaps, over one stream.
+A batch is encoded once for all followers that get the same rows of a group. Its number derives from
+the commit group's: within a stream the numbers rise, with gaps.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ from koinon_proto.v1 import replication_pb2
 
 _ROW_OVERHEAD_BYTES = 16
 _LARGE_RECORD_BYTES = 4_096
-"""Records that have more on average go beside their message: with fewer, copying costs less."""
+"""Larger records (on average) are sent beside their message, uncopied; smaller ones in it."""
 _NO_PARTITIONS = np.zeros(0, np.uint32)
 
 _NUMBERS = 16
-"""Numbers of batches for each commit group: the first is its own, the others are for probes."""
+"""Batch numbers per commit group: the first is the group's batch, the others are for probes."""
 
 
 class GroupRows(NamedTuple):
-    """A group as it is streamed: columns over partitions, each there once, then over rows."""
+    """A group as it is streamed: columns over partitions, each of them once, and columns over
+    rows.
+    """
 
     number: int  # of the batch
     touched: U32Array
     epochs: U64Array
-    previous: U64Array
-    lasts: U64Array
+    previous: U64Array  # the last sequences streamed before this group
+    lasts: U64Array  # and with it
     keys: Sequence[bytes]
     records: Sequence[bytes]
     partition_ids: U32Array  # of rows
@@ -56,7 +58,7 @@ class GroupRows(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """A follower's batches that it has not acknowledged; the age is that of the oldest."""
+    """A follower's unacknowledged batches. ``age_s`` is the age of the oldest."""
 
     number: NodeNumber
     records: int
@@ -74,8 +76,8 @@ class _Sent(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A batch as it is sent: the bytes of its message in parts; the bytes and the number of what it
-    brings.
+    """An encoded batch: the bytes of its message in parts, and the bytes and number of its
+    records.
     """
 
     parts: Sequence[bytes]
@@ -84,14 +86,16 @@ class Encoded(NamedTuple):
 
 
 class Batches:
-    """The messages of one group, by what they leave out: each is encoded once."""
+    """The messages of one group by the set of partitions; each is encoded once."""
 
     def __init__(self, group: GroupRows) -> None:
         self.group = group
         self._made: dict[bytes, Encoded] = {}
 
     def of(self, mask: BoolArray | None) -> Encoded:
-        """Return the message about these of the group's partitions; None: about all of them."""
+        """Return the message for the partitions in the mask; None: for all partitions of the
+        group.
+        """
         key = b"" if mask is None else mask.tobytes()
         made = self._made.get(key)
         if made is None:
@@ -99,7 +103,7 @@ class Batches:
         return made
 
     def _part(self, mask: BoolArray) -> GroupRows:
-        """Return the group with these of its partitions alone."""
+        """Return the group restricted to the partitions in the mask."""
         group = self.group
         chosen = group.touched[mask]
         picked = np.isin(group.partition_ids, chosen).tolist()
@@ -141,7 +145,7 @@ class Batches:
 
 
 class FollowerStream:
-    """The stream to one follower: sends batches, and counts those not acknowledged."""
+    """The stream to one follower: sends batches, and counts the unacknowledged ones."""
 
     def __init__(
         self,
@@ -157,20 +161,22 @@ class FollowerStream:
         self.slot = slot
         self.announced = np.zeros(
             MAX_PARTITION_COUNT, np.uint64
-        )  # by partition: the floor it was told
-        self._bytes_max = bytes_max  # not acknowledged; a follower above it is cut off
-        self.last_number = 0  # of the newest batch that was sent
-        self.last_sent_at = float("-inf")  # and when: monotonic seconds
+        )  # by partition: the purge floor announced to this follower
+        self._bytes_max = bytes_max  # unacknowledged bytes above which the stream is closed
+        self.last_number = 0  # of the newest batch sent
+        self.last_sent_at = float("-inf")  # when it was sent, monotonic seconds
         self._sent: deque[_Sent] = deque()  # not acknowledged, oldest first
-        self._unacknowledged_bytes = self._unacknowledged = 0  # of these: bytes, records
+        self._unacknowledged_bytes = self._unacknowledged = 0  # bytes and records of these
 
     def lag(self, now: float) -> Lag:
-        """Return how far behind what it was sent the follower is."""
+        """Return how far the follower's acknowledgements are behind."""
         age_s = max(0.0, now - self._sent[0].sealed_at) if self._sent else 0.0
         return Lag(self.number, self._unacknowledged, self._unacknowledged_bytes, age_s)
 
     def send(self, message: replication_pb2.FollowResponse) -> None:
-        """Send, unless the stream has ended: the task that receives from it hears of that."""
+        """Send a message. If the stream has ended nothing happens: its receiving task gets the
+        error.
+        """
         self._send_encoded((message.SerializeToString(),))
 
     def _send_encoded(self, parts: Sequence[bytes]) -> None:
@@ -180,8 +186,8 @@ class FollowerStream:
             return
 
     def send_batch(self, batches: Batches, mask: BoolArray | None) -> None:
-        """Send the group's rows of these of its partitions; None: of all. A follower that is too
-        far behind is cut off; it begins again where it then is.
+        """Send the group's rows of the partitions in the mask; None: of all. A follower with too
+        many unacknowledged bytes loses its stream, and opens its partitions again.
         """
         parts, size, records = batches.of(mask)
         group = batches.group
@@ -202,7 +208,7 @@ class FollowerStream:
         self._send_encoded(parts)
 
     def acknowledged(self, number: int) -> Iterable[tuple[U32Array, U64Array, float]]:
-        """Yield (partitions, last sequences, when sent) of the batches that this acknowledges."""
+        """Yield (partitions, last sequences, time of sending) of the batches up to this number."""
         while self._sent and self._sent[0].number <= number:
             sent = self._sent.popleft()
             self._unacknowledged_bytes -= sent.size
@@ -210,14 +216,14 @@ class FollowerStream:
             yield sent.touched, sent.lasts, sent.sealed_at
 
     def send_closed(self, partition_ids: Sequence[int], reason: KoinonError) -> None:
-        """Say that these are streamed no more."""
+        """Tell the follower that the stream of these partitions has ended."""
         closed = replication_pb2.ClosedPartitions(
             partition_ids=partition_ids, reason=convert.error_to_proto(reason)
         )
         self.send(replication_pb2.FollowResponse(closed=closed))
 
     def send_floors(self, partition_ids: U32Array, floors: U64Array) -> None:
-        """Say up to where tombstones may be purged."""
+        """Announce the sequences through which the follower may purge tombstones."""
         self.announced[partition_ids] = floors
         message = replication_pb2.PurgeFloors(
             partition_ids=partition_ids.tolist(), sequences=floors.tolist()
@@ -226,17 +232,17 @@ class FollowerStream:
 
 
 class Sender:
-    """The streams of all followers, and what is sent over them."""
+    """The streams of all followers."""
 
     def __init__(self, leading: ReplicaTracker, journal: RecentWrites) -> None:
         self._leading = leading
         self._journal = journal
-        # Of those that are connected: Followers puts them here, and takes them out.
+        # Of connected followers. ``Followers`` adds and removes them.
         self.streams: dict[NodeNumber, FollowerStream] = {}
 
     def send(self, group: CommitGroup, previous: U64Array) -> None:
-        """Send the group, which has each partition once, to all who have its partitions open.
-        ``previous``: what was streamed of these before.
+        """Send the group, which has each partition once, to all followers that have its partitions
+        open. ``previous``: the last sequences streamed before.
         """
         pending, touched, lasts, merges = group.records, group.touched, group.lasts, group.merges()
         keys = [key for key, record in pending.items() if record is not None]
@@ -244,7 +250,7 @@ class Sender:
         partition_ids = partitions_of_data_keys(keys)
         self._journal.append(partition_ids, sequences_of(rows), keys)
         for p in merges.keys() & set(touched.tolist()) if merges else ():
-            # Which keys they write is not known here.
+            # The journal cannot know the keys that a merge step writes.
             self._journal.reset(p, int(lasts[touched == p][0]))
         leading = self._leading
         epochs = leading.epochs[touched]
@@ -262,8 +268,9 @@ class Sender:
         group.spilled = touched[spilled]
 
     def probe(self, group: int, since: float, now: float) -> None:
-        """Have each follower that was sent nothing ``since`` then make something durable: where one
-        of its copies stands already. The group is the newest that was handed over.
+        """Have each follower that was sent no batch since the time ``since`` make an empty batch
+        durable, at the position of one of its copies. ``group`` is the number of the newest group
+        handed over.
         """
         leading = self._leading
         for follower in list(self.streams.values()):
@@ -280,11 +287,11 @@ class Sender:
             follower.send_batch(Batches(rows), None)
 
     def lags(self, now: float) -> list[Lag]:
-        """Return how far behind each is, in the order of their numbers."""
+        """Return the lag of each follower, in the order of their numbers."""
         return [follower.lag(now) for _, follower in sorted(self.streams.items())]
 
     def announce_floors(self) -> None:
-        """Tell followers of purge floors that have risen."""
+        """Announce risen purge floors to followers."""
         leading = self._leading
         floors = leading.copies.purge_floors[: len(leading.epochs)]
         for follower in self.streams.values():

@@ -1,9 +1,9 @@
-"""Reads a primary's copy for followers: pages of passes, and named keys.
+"""Reads the primary's copy for followers: pages of passes, and records by key.
 
-A page is one short read transaction over the records and the partition's ``complete_through``,
-which is its bound: records are stored together with it, so none in the page is above it and none up
-to it is missing but for those that the page did not reach. What is pending is not durable, and is
-waited for if the follower's stream begins after it.
+A page comes from one short read transaction over the records and the partition's
+``complete_through``, which is the page's bound. Records are stored together with it, so the page
+has no record above the bound, and within its key range lacks none below. Pending writes are not
+durable: the reader waits for those that lie below the beginning of the follower's stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from koinon_proto.contract.errors import (
 from koinon_proto.v1 import replication_pb2
 
 READ_KEYS_MAX = 1_000
-_JOURNAL_KEYS_MAX = 1_000  # read by key; a pass over more of them is a scan
+_JOURNAL_KEYS_MAX = 1_000  # a pass over more changed keys than this is a scan
 
 
 class PageReader:
-    """Stateless, but for what the columns of ``leading`` say, and a count."""
+    """Reads pages and keys for followers. It keeps no state but a counter."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class PageReader:
 
         Raises:
             WrongClusterError, NotPrimaryError, TableBehindError: as the contract says.
-            UnavailableError: the copy here does not reach as far as asked for.
-            StorageFullError: nor can that be mended now.
+            UnavailableError: this copy is not complete through the requested sequence.
+            StorageFullError: the same, and the store has no room to fill the gap.
         """
         p = request.partition_id
         self._check(request.cluster_id, p, request.primary_epoch)
@@ -68,7 +68,8 @@ class PageReader:
                 await self.fill_gap(p)
                 self._check(request.cluster_id, p, request.primary_epoch)
             if int(self._copies.complete_through[p]) < request.reach:
-                raise UnavailableError(reason=f"partition {p} does not reach {request.reach} here")
+                reason = f"partition {p} is not complete through {request.reach} here"
+                raise UnavailableError(reason=reason)
         if self._store.stored_through(p) < request.reach:
             await self._settle(request.cluster_id, p, request.primary_epoch)
         bytes_max = min(request.bytes_max or self._limits.page_bytes, self._limits.page_bytes)
@@ -81,12 +82,14 @@ class PageReader:
         return self._message(page)
 
     async def fill_gap(self, p: int) -> None:
-        """Make durable that the copy reaches what was decided last, as the next write would: one
-        that found no room before it was sent to anybody has left its sequence unused. Nothing is
-        written on top of one that was sent and failed: that refuses what is queued (rule 8).
+        """Make the copy's position durable through the last sequence given, as the next write
+        would. A write that found no room before it was sent has left its sequence unused. A write
+        that failed after it was sent leaves no such gap: its partition refuses queued writes (rule
+        8).
 
         Raises:
-            StorageFullError: there is no room for that either, or the partition is handed over.
+            StorageFullError: there is no room for the position either, or the partition is being
+                handed over.
         """
         if self._leading.broken[p]:
             return
@@ -98,7 +101,9 @@ class PageReader:
     def _by_journal(
         self, p: int, request: replication_pb2.ReadPageRequest, bytes_max: int
     ) -> Range | None:
-        """Return the page by the journal's keys; None if it does not cover the pass."""
+        """Return the page by the journal's keys, or None if the journal does not reach back to the
+        pass's start.
+        """
         keys = self._journal.since(p, request.after_sequence)
         if keys is None:
             return None
@@ -116,10 +121,10 @@ class PageReader:
     async def read_keys(
         self, request: replication_pb2.ReadKeysRequest
     ) -> replication_pb2.RecordPage:
-        """Return the current records of the first of the keys, "" where there is none.
+        """Return the current records of the keys, from the first on; b"" for a missing record.
 
         Raises:
-            As ``read_page``.
+            The errors of ``read_page``.
         """
         p = request.partition_id
         self._check(request.cluster_id, p, request.primary_epoch)
@@ -137,13 +142,13 @@ class PageReader:
         return self._message(page._replace(rows=rows, end=True))
 
     async def _settle(self, cluster_id: str, p: int, primary_epoch: int) -> None:
-        """Wait until the store itself shows what is durable of the partition."""
+        """Wait until the store has taken over the durable log of the partition."""
         if self._store.lacks((p,)):
             await self._writer.settle((p,))
             self._check(cluster_id, p, primary_epoch)
 
     def _check(self, cluster_id: str, p: int, primary_epoch: int) -> None:
-        """Raise unless the partition is led here in that epoch."""
+        """Raise unless this node leads the partition in that epoch."""
         leading, table = self._leading, self._leading.table
         if table is None:
             raise UnavailableError(reason="this node has no table yet")
@@ -153,7 +158,7 @@ class PageReader:
         if int(leading.epochs[p]) == primary_epoch and primary_epoch:
             return
         row = table.rows[p]
-        if primary_epoch >= row.primary_epoch:  # newer than this node knows, or not adopted yet
+        if primary_epoch >= row.primary_epoch:  # newer than this node's table, or not adopted yet
             raise TableBehindError(
                 table_version=table.table_version, required_version=table.table_version + 1
             )

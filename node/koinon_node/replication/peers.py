@@ -1,9 +1,9 @@
-"""A follower's way to primaries: streams in frames over their data ports, and pages over gRPC.
+"""A follower's connections to primaries: framed streams over their data ports, pages over gRPC.
 
-A hung or unreachable peer is noticed by those who wait for it long before a connection is given up:
-a primary by missing acknowledgements, a follower by a table that names another primary. Keep-alive
-is there for connections that are cut in silence: until one is given up, a follower would wait on it
-after the network has healed, for as long as TCP's back-off takes.
+The waiting side notices a hung or unreachable peer long before the connection ends: a primary by
+missing acknowledgements, a follower by a table that names another primary. Keep-alive ends
+connections that were cut silently: else a follower would wait on such a connection after the
+network has healed, for as long as TCP backs off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
 _CONNECT_S_MAX = 1.0
 _PAGE_TIMEOUT_S = 10.0
-_RETIRED_CHANNEL_S = 30.0  # what is under way may end by itself; streams are opened anew
+_RETIRED_CHANNEL_S = 30.0  # the grace for calls under way on a channel that is replaced
 
 KEEPALIVE_MS = 2_000
 _OPTIONS = (
@@ -34,7 +34,7 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # 60 s otherwise, whatever the one above says
-    ("grpc.http2.max_pings_without_data", 0),  # or they end after two on a stream that is silent
+    ("grpc.http2.max_pings_without_data", 0),  # else pings stop after two on a silent stream
 )
 
 _FOLLOW = b"*2\r\n$13\r\nKOINON.FOLLOW\r\n$1\r\n1\r\n"
@@ -42,7 +42,9 @@ _Framed = FramedStream[replication_pb2.FollowRequest, replication_pb2.FollowResp
 
 
 class NodePeers:
-    """ports.Peers. Keeps one channel per address, until no node of the table has it any more."""
+    """Implements ports.Peers. Keeps one channel per address while a node of the table has the
+    address.
+    """
 
     def __init__(self, dialing: Dialing = PLAIN) -> None:
         self._dialing = dialing
@@ -97,12 +99,12 @@ class NodePeers:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # The channel was closed under the call: the node has left the table.
+            # The channel was closed during the call: the node has left the table.
             raise PeerLostError(reason=f"{node.address} has left the table") from None
 
     def _channel(self, node: NodeInfo) -> grpc.aio.Channel:
-        """Return the channel to the node; a new one once this node's identity has changed, so that
-        what connects again does so by the new one.
+        """Return the channel to the node. After a change of this node's identity it is a new
+        channel, so that later connections use the new certificate.
         """
         version, address = self._dialing.version, node.address
         known = self._channels.get(address)

@@ -1,11 +1,11 @@
-"""One primary's stream, seen from the follower: opens, receives, applies, acknowledges.
+"""A follower's stream to one primary: opens partitions, receives, applies, acknowledges.
 
-Three tasks share a stream: one opens what is due, one receives, one makes copies that have caught
-up complete. Each pass (``catch_up.pull``) has a task of its own. All of them end with the stream;
-what ends one partition (its row, a gap, a full store) ends its pass at once.
+Three tasks share a stream: one opens due partitions, one receives, one makes copies complete that
+have caught up. Each pass (``catch_up.pull``) has a task of its own. All tasks end with the stream;
+when one partition's work ends (by its row, a gap, a full store), its pass is cancelled at once.
 
-Before anything is written the newest table is asked whether this node still follows the partition
-in that epoch: the table may have changed before ``update`` was called.
+Before each write the newest table is checked: does this node still follow the partition in that
+epoch? The table may have changed before ``update`` was called.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ from koinon_proto.v1 import replication_pb2 as wire
 log = logging.getLogger(__name__)
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
-_TELL_FULL_EVERY_S = 5.0
+_TELL_FULL_EVERY_S = 5.0  # between two log lines about a full store
 _ANSWER_TIMEOUT_S = 10.0
 _OPENINGS_PER_MESSAGE = 1_024
 
 
 class Link:
-    """The stream to one primary, opened again and again until ``stop``."""
+    """The stream to one primary; it reconnects until ``stop``."""
 
     def __init__(self, context: StreamContext, node: NodeInfo) -> None:
         self.node = node  # the primary
-        self.following = ReplicaSync()  # what is followed there, and how far each copy is
+        self.following = ReplicaSync()  # the partitions followed there, and each copy's state
         self._context = context
         self._stream: FollowerEnd | None = None  # None between two streams
-        self._group: asyncio.TaskGroup | None = None  # of the stream's tasks
-        self._task: asyncio.Task[None] | None = None  # the one that opens streams
+        self._group: asyncio.TaskGroup | None = None  # runs the present stream's tasks
+        self._task: asyncio.Task[None] | None = None  # reconnects and runs the streams
         self._jobs: dict[int, asyncio.Task[None]] = {}  # passes under way, by partition
         self._opening_due = asyncio.Event()  # set when something may be opened
         self._joining_due = asyncio.Event()  # set when a copy may have caught up
         self._acks = BatchAcks(self._send)
         self._answered = False  # whether this stream's primary has answered an opening
-        self._leaves = False  # whether the primary is told that this node is about to stop
+        self._leaves = False  # whether the primary should remove this node from in_sync
 
-    # --- what the follower tells -----------------------------------------------------------
+    # --- called by Follower ----------------------------------------------------------------
 
     def start(self, group: asyncio.TaskGroup) -> None:
         self._task = group.create_task(self._run())
 
     def stop(self) -> None:
-        """End all work at once."""
+        """Cancel all work at once."""
         self.update({})
         if self._task is not None:
             self._task.cancel()
 
     def update(self, wants: Mapping[int, Want]) -> None:
-        """Take the newest rows; the work that they end has ended when this returns."""
+        """Apply the newest rows. Work for rows that have changed has ended when this returns."""
         ended, changed = self.following.want(wants)
         for followed in ended:
             self._end_job(followed)
@@ -91,15 +91,15 @@ class Link:
         self.wake()
 
     def leave(self) -> None:
-        """Tell the primary that this node is about to stop, or its disk hangs, and acknowledge as
-        long as it waits.
+        """Tell the primary that this node is about to stop or that its disk hangs. The node
+        acknowledges writes as long as the primary waits for it.
         """
         self._leaves = True
         self._send_close((), leaves=True)
 
     def stay(self) -> None:
-        """Follow as if this node had never wanted to leave: on a new stream, for that is how the
-        primary forgets it.
+        """Follow as if this node had never wanted to leave. That takes a new stream, since a
+        primary forgets a leave only with the stream.
         """
         self._leaves = False
         if self._stream is not None:
@@ -114,7 +114,7 @@ class Link:
         backoff_s = _BACKOFF_MIN_S
         while True:
             self._answered = False
-            error = await self._in_a_task(self._follow_once())
+            error = await self._run_in_task(self._follow_once())
             if self._answered:
                 log.info("stream to primary ended node=%s reason=%s", self.node.node_id, error)
             else:
@@ -123,9 +123,9 @@ class Link:
             await asyncio.sleep(backoff_s * self._context.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
-    async def _in_a_task(self, work: Coroutine[None, None, KoinonError]) -> KoinonError:
-        """Do the work so that to be cancelled always ends the caller: a task group that ends by an
-        error at that moment keeps the cancellation to itself.
+    async def _run_in_task(self, work: Coroutine[None, None, KoinonError]) -> KoinonError:
+        """Run the work in a task, so that a cancellation always reaches the caller: a task group
+        that fails at the same moment would swallow it.
         """
         task = asyncio.create_task(work)
         try:
@@ -136,7 +136,7 @@ class Link:
         return task.result()
 
     async def _follow_once(self) -> KoinonError:
-        """Follow until the stream ends; return why it did."""
+        """Follow until the stream ends; return the error that ended it."""
         try:
             self._stream = stream = await self._context.peers.follow(self.node)
         except KoinonError as error:
@@ -164,10 +164,12 @@ class Link:
             self.following.lose()
             stream.close()
             self._context.wake()
-        raise AssertionError("a stream ends by an error")
+        raise AssertionError("a stream ends only with an error")
 
     def _send(self, request: wire.FollowRequest) -> None:
-        """Send, unless the stream is gone: then the task that receives hears of it."""
+        """Send a message. If the stream has ended nothing happens: the receiving task gets the
+        error.
+        """
         if self._stream is not None:
             with contextlib.suppress(PeerLostError):
                 self._stream.send(request)
@@ -179,9 +181,9 @@ class Link:
     # --- opening ---------------------------------------------------------------------------
 
     async def _open_due(self, stream: FollowerEnd) -> None:
-        """Open what is due, all of it in one message, whenever there is something. Not before the
-        primary is reached: one that has died is dialled again and again until its fence, and to
-        describe thousands of copies to it in vain takes the time that their new primaries need.
+        """Open due partitions whenever there are some, all in one message, but only once the
+        primary is connected. A dead primary is dialled until it is fenced; to describe thousands of
+        copies for each attempt would delay the new primaries.
         """
         context = self._context
         await stream.connected()
@@ -199,7 +201,8 @@ class Link:
                 self._send_openings(stream, due[start : start + _OPENINGS_PER_MESSAGE], now)
             asked = min(self.following.unanswered.values(), default=None)
             if asked is not None and now - asked > _ANSWER_TIMEOUT_S:
-                raise PeerLostError(reason=f"node {self.node.node_id} does not answer an opening")
+                reason = f"node {self.node.node_id} has not answered an opening in time"
+                raise PeerLostError(reason=reason)
             due_at = self.following.index.next_due_at
             wait_s = [max(due_at - now, 0.0)] if due_at is not None else []
             wait_s += [asked + _ANSWER_TIMEOUT_S - now + 0.01] if asked is not None else []
@@ -262,12 +265,12 @@ class Link:
                 continue
             if entry.HasField("refusal"):
                 refused.append(entry)
-                self._later(followed, jitter)
+                self._reopen_later(followed, jitter)
                 continue
             try:
                 self._take_answer(followed, entry)
             except BadMessageError as bad:
-                self._give_up([followed], bad)
+                self._reopen([followed], bad)
             else:
                 self._context.settled_bound.opened(followed)
         if refused:
@@ -277,7 +280,7 @@ class Link:
         self._joining_due.set()
 
     def _take_answer(self, followed: Followed, entry: wire.OpenedPartition) -> None:
-        """Begin what the answer asks for."""
+        """Start the first step that the answer to an opening asks for."""
         if entry.primary_epoch != followed.want.primary_epoch:
             raise BadMessageError(reason=f"an answer for epoch {entry.primary_epoch}")
         if followed.sent != self._held(followed.partition_id):
@@ -297,7 +300,7 @@ class Link:
         followed.received = entry.stream_from
         if entry.take_snapshot:
             if followed.holds:
-                raise BadMessageError(reason="a snapshot is not taken of a copy that is in sync")
+                raise BadMessageError(reason="a copy that is in sync is not replaced by a snapshot")
             followed.take(Step.REPLACE)
         else:
             tail_epoch = self._context.tail_epochs.get(followed.partition_id, 0)
@@ -312,7 +315,7 @@ class Link:
         for partition_id in message.partition_ids:
             followed = self.following.partitions.get(partition_id)
             if followed is not None and followed.stage not in (Stage.WAITING, Stage.OPENING):
-                self._later(followed, jitter)
+                self._reopen_later(followed, jitter)
         log.debug(
             "closed by primary count=%d reason=%s",
             len(message.partition_ids),
@@ -329,8 +332,8 @@ class Link:
     # --- batches ---------------------------------------------------------------------------
 
     async def _on_batch(self, batch: wire.Batch) -> None:
-        """Apply what is applied as it comes, keep back the rest. Waits for room first: meanwhile
-        nothing more is received.
+        """Apply a batch's rows of live copies, and keep back rows of copies that catch up. Waits
+        for room first; meanwhile the stream receives nothing more.
         """
         try:
             whole = checked_batch(batch, self._acks.last_number)
@@ -347,13 +350,13 @@ class Link:
             )
         except StorageFullError as error:
             full = error
-        applied, kept, gone = self._sorted(batch)
+        applied, kept, gone = self._split_by_fate(batch)
         self._without_merges(whole, kept, gone)
         if full is not None:
             gone += [followed for followed, _ in applied.values()]
             applied = {}
         if gone:
-            self._give_up(gone, full or BadMessageError(reason="a gap in the stream"))
+            self._reopen(gone, full or BadMessageError(reason="a gap in the stream"))
         for partition_id, followed in kept.items():
             mine = np.flatnonzero(whole.partition_ids == partition_id).tolist()
             keys, rows = [whole.keys[i] for i in mine], [whole.records[i] for i in mine]
@@ -372,10 +375,12 @@ class Link:
             )
         self._apply(taken, applied, whole)
 
-    def _sorted(
+    def _split_by_fate(
         self, batch: wire.Batch
     ) -> tuple[dict[int, tuple[Followed, int]], dict[int, Followed], list[Followed]]:
-        """Return what is to be applied (with its last sequence), kept back, and given up."""
+        """Split a batch's partitions by fate: (to apply, with the last sequence; to keep back; to
+        open again).
+        """
         applied: dict[int, tuple[Followed, int]] = {}
         kept: dict[int, Followed] = {}
         gone: list[Followed] = []
@@ -394,8 +399,8 @@ class Link:
 
     @staticmethod
     def _without_merges(batch: BatchRows, kept: dict[int, Followed], gone: list[Followed]) -> None:
-        """Give up what is kept back and merged: a step's rows are made of what the copy holds,
-        which is not whole here yet.
+        """Move partitions with a merge step from ``kept`` to ``gone``: a merge step reads the
+        copy's staged rows, which are not complete before the copy is LIVE.
         """
         gone += [kept.pop(p) for p in batch.merges.keys() & kept.keys()]
 
@@ -405,14 +410,14 @@ class Link:
         applied: Mapping[int, tuple[Followed, int]],
         batch: BatchRows,
     ) -> None:
-        """Queue a batch's rows and what they make the copies complete through."""
+        """Queue a batch's rows and the copies' new positions."""
         ids = np.fromiter(applied, np.uint32, len(applied))
         through = np.array([last for _, last in applied.values()], np.uint64)
         openings = [(followed, followed.opened) for followed, _ in applied.values()]
 
         def done(error: KoinonError | None) -> None:
             if error is not None:
-                self._give_up([f for f, opened in openings if f.opened is opened], error)
+                self._reopen([f for f, opened in openings if f.opened is opened], error)
             self._acks.durable(taken)
 
         rows = dict(zip(batch.keys, batch.records, strict=True))
@@ -421,7 +426,7 @@ class Link:
     # --- joining ---------------------------------------------------------------------------
 
     async def _join_due(self) -> None:
-        """Make copies complete, as many in one transaction as are ready."""
+        """Make copies complete that have joined, as many as are ready in one transaction."""
         while True:
             await self._joining_due.wait()
             self._joining_due.clear()
@@ -441,7 +446,7 @@ class Link:
             stored += [record for f in chunk for record in f.held.values()]
             await context.applier.room(len(stored), size, stored)
         except StorageFullError as error:
-            self._give_up(chunk, error)
+            self._reopen(chunk, error)
             return
         ready = [f for f in chunk if f.joined and self._current(f)]
         if not ready:
@@ -464,14 +469,16 @@ class Link:
         def done(error: KoinonError | None) -> None:
             mine = [place for place in openings if place[0].opened is place[1]]
             if error is not None:
-                self._give_up([place[0] for place in mine], error)
+                self._reopen([place[0] for place in mine], error)
                 return
             self._positioned([(f, epoch, position) for f, _, epoch, position in mine])
 
         context.applier.submit(change_of(ids, through, merged, epochs, held=held), done)
 
     def _positioned(self, positions: Iterable[tuple[Followed, int, int]]) -> None:
-        """Tell the primary that these are complete and durable: batches then apply as they come."""
+        """Tell the primary that these copies are complete and durable: batches then apply as they
+        come.
+        """
         acks = wire.PositionAcks()
         for followed, epoch, position in positions:
             followed.take(Step.DURABLE)
@@ -485,7 +492,9 @@ class Link:
         self._context.wake()
 
     async def _join_without_stream(self, followed: Followed) -> None:
-        """Settle for what the pass was to bring, and open again: what was streamed is lost."""
+        """Make the copy complete through the pass's bound, and open it again: the kept-back batches
+        were dropped.
+        """
         if followed.bound and not (followed.holds and followed.newest_pulled > followed.bound):
             ids = np.array([followed.partition_id], np.uint32)
             through = np.array([followed.bound], np.uint64)
@@ -500,7 +509,7 @@ class Link:
             try:
                 await self._context.applier.submit(change)
             except KoinonError as error:
-                self._give_up([followed], error)
+                self._reopen([followed], error)
                 return
         if followed.stage is Stage.JOINING:
             self._send_close([followed.partition_id])
@@ -515,16 +524,16 @@ class Link:
     # --- passes ----------------------------------------------------------------------------
 
     async def _pull(self, followed: Followed) -> None:
-        """Do what stands before joining."""
+        """Run the partition's pass."""
         try:
             await pull(self._context, self.node, self.following, followed)
             self._jobs.pop(followed.partition_id, None)
             if followed.stage is Stage.JOINING:
                 self._joining_due.set()
         except SupersededError:
-            pass  # the table that says so is on its way here
+            pass  # the new table reaches this stream by ``update``
         except KoinonError as error:
-            self._give_up([followed], error)
+            self._reopen([followed], error)
 
     # --- ending ----------------------------------------------------------------------------
 
@@ -537,28 +546,28 @@ class Link:
         if job is not None and job is not asyncio.current_task():
             job.cancel()
 
-    def _later(self, followed: Followed, jitter: float) -> None:
-        """End the opening; try again after a while that grows."""
+    def _reopen_later(self, followed: Followed, jitter: float) -> None:
+        """End the opening; retry after an exponential backoff."""
         self._end_job(followed)
         delay_s = core.retry_delay_s(followed)
         followed.attempts += 1
         self.following.close(followed, self._context.clock() + delay_s * jitter)
 
-    def _give_up(self, partitions: Sequence[Followed], error: KoinonError) -> None:
-        """End these openings because of something here; the primary is told."""
+    def _reopen(self, partitions: Sequence[Followed], error: KoinonError) -> None:
+        """End these openings because of a local error, tell the primary, and retry later."""
         context = self._context
         begun = [f for f in partitions if f.stage is not Stage.WAITING]
         if not begun:
             return
         if isinstance(error, StorageFullError):
-            if context.clock() - context.told_full_at >= _TELL_FULL_EVERY_S:
-                log.warning("no room to follow, tries again error=%s", error)
-                context.told_full_at = context.clock()
+            if context.clock() - context.logged_full_at >= _TELL_FULL_EVERY_S:
+                log.warning("no room to follow, retrying error=%s", error)
+                context.logged_full_at = context.clock()
         else:
-            log.info("opens again count=%d error=%s", len(begun), error)
+            log.info("partitions will be opened again count=%d error=%s", len(begun), error)
         jitter = context.random.uniform(0.5, 1.0)
         for followed in begun:
-            self._later(followed, jitter)
+            self._reopen_later(followed, jitter)
         self._send_close([followed.partition_id for followed in begun])
         context.wake()
 

@@ -1,13 +1,13 @@
-"""A primary's writes and what is decided about its replicas, in time.
+"""Queues a primary's writes, takes partitions over, and proposes changes of their rows.
 
 A put's way through a node goes forward only:
 
     service > engine        decides: sequences, conditions (core/writes/write_decisions.py)
-            > Replicator    makes a ticket of that, and waits for its fate
-            > Writer        has it join the open group; seals and hands over
+            > Replicator    makes a ticket of the effects, and waits for its fate
+            > Writer        adds the ticket to the open group; seals the group and hands it over
             > the disk, and followers' streams
-            > CommitTracker    hears of both, and completes the group
-            > answers       of the tickets that wait here
+            > CommitTracker    gets the answers of both, and completes the group
+            > answers       to the callers that wait for tickets
 
 All methods belong to the event loop's thread.
 """
@@ -60,9 +60,9 @@ from koinon_proto.process.rounds import until_round_s
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
-_RESTING_TICK_S = 0.2  # where nothing waits; what happens wakes it. Below what counts as one step
-_TICKS_APART_S = 0.005  # what happens meanwhile is looked at together
-_HANDING_OVER_S = 0.01  # between two looks at how far it is
+_RESTING_TICK_S = 0.2  # while nothing is due (events still wake it); below _STEP_S_MAX
+_TICKS_APART_S = 0.005  # events within this time are handled in one tick
+_HANDING_OVER_S = 0.01  # between two checks of the hand-overs' progress
 
 
 class Replicator:
@@ -108,8 +108,9 @@ class Replicator:
         *,
         callback: TicketCallback | None = None,
     ) -> Ticket | None:
-        """Queue what the decision changes; None if it changes nothing and looked at nothing. With
-        ``callback`` that is told of its fate, else ``finish`` waits for it.
+        """Queue a decision's effects; return None if it has no effect and read no pending group.
+        With ``callback`` the ticket's fate goes to that callback, else the caller awaits
+        ``finish``.
         """
         writes: Writes = ()
         touched = effects.touched if effects.records else effects.touched[:0]
@@ -134,9 +135,9 @@ class Replicator:
         return ticket
 
     def submit_merge(self, partition_id: int, step: bytes, rows: int, size: int) -> Ticket:
-        """Queue a merge step (MergeStep, serialized), whose sequence is the partition's last. The
-        partition is claimed until the step is complete. The caller ends the group: of one group,
-        followers apply a step after all rows.
+        """Queue a merge step (MergeStep, serialized), which has the partition's last sequence. The
+        partition is claimed until the step is complete. The caller seals the group: followers apply
+        a merge step after all rows of its group.
         """
         touched = np.array([partition_id], np.uint32)
         writes: Writes = (
@@ -149,11 +150,11 @@ class Replicator:
         return ticket
 
     def _ticket(self, writes: Writes, touched: U32Array, waiter: Waiter | None = None) -> Ticket:
-        """Return a ticket of what a primary writes in these partitions, up to the last sequences
-        that it has given there.
+        """Build a ticket of a primary's writes in these partitions, up to the last sequences given
+        there.
         """
         primaries = self._primaries
-        # Where no follower has to hold the same, none misses what a gap leaves out.
+        # Without a required follower, nobody misses the sequences of a gap.
         chained = self.leading.any_replicated and bool(primaries.replicated[touched].any())
         return Ticket(
             durable=waiter or asyncio.get_running_loop().create_future(),
@@ -167,8 +168,8 @@ class Replicator:
     def submit_purge(
         self, partition_ids: U32Array, keys: Sequence[bytes], entries: Sequence[bytes]
     ) -> asyncio.Future[None]:
-        """Queue the removal of tombstones and their index entries, with the purge floors as they
-        are now. Nothing of it is sequenced or streamed: followers purge by themselves.
+        """Queue the removal of tombstones and their index entries, with the present purge floors.
+        The removal has no sequence and is not streamed: followers purge by themselves.
         """
         writes: Writes = (
             (DATA_DB, *columns(keys, None)),
@@ -183,10 +184,10 @@ class Replicator:
         """Wait until the ticket is durable here and, if asked for, on all in-sync replicas.
 
         Raises:
-            StorageFullError: nothing of it was applied, anywhere.
-            UnknownFateError: it may be, now or later.
+            StorageFullError: the write was applied nowhere.
+            UnknownFateError: the write may be applied, now or later.
         """
-        assert isinstance(ticket.durable, asyncio.Future)  # it has no callback
+        assert isinstance(ticket.durable, asyncio.Future)  # a ticket without a callback
         try:
             await ticket.durable
         except StorageFullError as error:
@@ -194,7 +195,7 @@ class Replicator:
         if not all_in_sync:
             return
         group = ticket.group
-        assert group is not None  # what was refused on the spot has raised
+        assert group is not None  # a ticket that was refused at once has raised above
         if not ticket.observed and group.state is GroupState.COMPLETE:
             return
         try:
@@ -206,12 +207,12 @@ class Replicator:
             raise too_late() from None
 
     async def groups_done(self, groups: Collection[CommitGroup], partition_ids: U32Array) -> None:
-        """Wait until what the groups in flight write in these partitions is complete, for as long
-        as a write would.
+        """Wait until the writes of these groups in these partitions are complete, with the timeout
+        of a write.
 
         Raises:
-            UnavailableError: it is not in time; who waits has done nothing yet.
-            UnknownFateError: the writer is gone.
+            UnavailableError: the timeout has passed; the waiting operation has no effect yet.
+            UnknownFateError: the writer has stopped.
         """
         if not groups:
             return
@@ -221,11 +222,11 @@ class Replicator:
                     await self._writer.group_done(group)
                     await self._reached(group, partition_ids)
         except TimeoutError:
-            reason = "a write of others that is under way is not on every in-sync replica in time"
+            reason = "an earlier write of the key did not reach every in-sync replica in time"
             raise UnavailableError(reason=reason) from None
 
     async def _reached(self, group: CommitGroup, partition_ids: U32Array) -> None:
-        """Wait until the durable group's part in these partitions is complete."""
+        """Wait until a durable group's writes in these partitions are complete."""
         if group.state is GroupState.COMPLETE or not len(group.touched) or not len(partition_ids):
             return
         if self._pending.lost:
@@ -235,8 +236,8 @@ class Replicator:
         await future
 
     def is_merging(self, partition_id: int) -> bool:
-        """Return whether a merge step in the partition is not complete there. (Its group may wait
-        for other partitions.)
+        """Return whether a merge step in the partition is not complete yet. (Its group may still
+        wait for other partitions.)
         """
         for group in self._pending.claiming({records.prefix_of(partition_id)}):
             mine = group.touched == partition_id
@@ -247,7 +248,7 @@ class Replicator:
         return False
 
     def not_enough(self, partition_id: int) -> NotEnoughReplicasError:
-        """Return why the partition takes no new writes."""
+        """Build the error of a partition that takes no new writes."""
         leading = self.leading
         return NotEnoughReplicasError(
             partition_id=partition_id,
@@ -255,10 +256,10 @@ class Replicator:
             min_in_sync=int(leading.minima[partition_id]),
         )
 
-    # --- the table, and taking over --------------------------------------------------------
+    # --- the table, and takeovers ----------------------------------------------------------
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        """Take the newest table; ``number`` and ``node_epoch`` are this node's."""
+        """Apply the newest table. ``number`` and ``node_epoch`` are this node's."""
         leading = self.leading
         opened, replicated = leading.opened.copy(), self._primaries.replicated.copy()
         self._node_epoch = node_epoch
@@ -266,8 +267,8 @@ class Replicator:
         if not table.rows:
             return
         fresh = self._primaries.replicated & ~replicated
-        # What was written without replicas is not in the journal; nor is it if this row's epoch is
-        # yet to be adopted.
+        # The journal lacks writes that were made without replicas, also where the row's epoch is
+        # not adopted yet.
         for p in np.flatnonzero(fresh & (self._primaries.epochs != 0)).tolist():
             self._journal.reset(p, int(self._primaries.last_sequences[p]))
         self._proposals.on_rows(changed, lost)
@@ -276,14 +277,13 @@ class Replicator:
         self._kick.set()
 
     async def adopt(self, adoptions: Iterable[Adoption]) -> None:
-        """Persist the epochs, then take over. An epoch that a later one has overtaken is passed
-        over.
+        """Persist the epochs, then take the partitions over. An epoch below a newer one is skipped.
 
         Raises:
-            StorageFullError: there is no room; nothing was adopted.
+            StorageFullError: there is no room; no partition was adopted.
         """
         async with self._adopting:
-            # What is queued of these partitions comes first: their copies are what it leaves.
+            # Queued writes of these partitions come first: they change the copies.
             await self._writer.barrier()
             wanted = {a.partition_id: a.primary_epoch for a in adoptions}
             copies = {
@@ -306,7 +306,7 @@ class Replicator:
         self._kick.set()
 
     async def _persist(self, entries: dict[int, PartitionEpochs], copies: dict[int, Copy]) -> None:
-        """Make the epochs durable, and with each that the copy is complete at its beginning."""
+        """Make the epochs durable, and each copy complete through the beginning of its epoch."""
         ids = np.array(list(entries), np.uint32)
         starts = np.array([first_sequence(e.primary_epoch) for e in entries.values()], np.uint64)
         floors = np.array([copies[p].purge_floor for p in entries], np.uint64)
@@ -318,7 +318,7 @@ class Replicator:
         await self._writer.submit(((PARTITIONS_DB, keys, values),), len(keys), 0, urgent=True)
 
     def _count_adopted(self, entries: dict[int, PartitionEpochs], copies: dict[int, Copy]) -> None:
-        """Count the epochs as those of the copies. A failover brings thousands at once."""
+        """Enter the adopted epochs in ``Copies``, all at once: a failover brings thousands."""
         ids = list(entries)
         epochs = np.array([entry.primary_epoch for entry in entries.values()], np.uint64)
         starts = epochs << np.uint64(SEQUENCE_COUNTER_BITS)
@@ -326,7 +326,7 @@ class Replicator:
         self._copies.complete_through[ids] = starts
         self._copies.states[ids] = CopyState.USABLE
         for p, start in zip(ids, starts.tolist(), strict=True):
-            # What it holds above its past is part of the lineage now.
+            # The copy's tail is part of the lineage now.
             if copies[p].state != CopyState.USABLE:
                 self._journal.reset(p, start)
         newer = epochs > self._primaries.epochs[ids]
@@ -335,13 +335,13 @@ class Replicator:
     # --- followers -------------------------------------------------------------------------
 
     def follower_lags(self) -> list[Lag]:
-        """Return how far behind each follower is that has a stream from here."""
+        """Return the lag of each follower that has a stream from here."""
         return self._commits.sender.lags(self._clock())
 
-    # --- in time ---------------------------------------------------------------------------
+    # --- periodic work ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Notice who is late, propose, hand over, announce; until cancelled."""
+        """Find late followers, propose, hand over, announce purge floors; until cancelled."""
         try:
             while True:
                 began = self._clock()
@@ -360,14 +360,14 @@ class Replicator:
         return until_round_s(now, _RESTING_TICK_S if self._rests() else _TICK_S)
 
     def _rests(self) -> bool:
-        """Return whether nothing is due soon: no write is under way, and nothing to propose."""
+        """Return whether no write is under way and no proposal is due."""
         under_way = self._call is not None or not self._pending.idle or self._pending.durable()
         return not under_way and self._proposals.rests
 
     async def hand_over_all(self, timeout_s: float) -> None:
-        """Hand over what this node leads to others that are in sync, all at once, because it is
-        about to stop; return when they serve it. What no other can lead stays. Returns after the
-        time-out, or when the lease is lost, at the latest; ``run`` has to be under way.
+        """Hand over every partition that another in-sync replica can lead, since this node is about
+        to stop; return when the others serve them, after the timeout, or when the lease is lost.
+        ``run`` has to be under way.
         """
         self._proposals.leave()
         self._kick.set()
@@ -377,7 +377,7 @@ class Replicator:
                     await asyncio.sleep(_HANDING_OVER_S)
 
     def tick(self) -> None:
-        """Do what is due now; ``run`` calls it."""
+        """Do the work that is due now. ``run`` calls it."""
         table = self.leading.table
         if self._disk_watch.look(self._clock(), table):
             disk = self._writer.disk
@@ -403,10 +403,10 @@ class Replicator:
             log.warning("proposals of unknown fate count=%d error=%s", len(proposals), error)
             self._proposals.unknown(proposals, self._clock())
         except KoinonError as error:
-            log.info("nothing was proposed count=%d error=%s", len(proposals), error)
+            log.info("proposals were not made count=%d error=%s", len(proposals), error)
             self._proposals.answered(proposals, self._clock())
         else:
-            # What was committed has shown in a newer row; where it has not, it is not known here.
+            # A newer row shows which proposals were committed.
             refused = [q for q in proposals if q.partition_id in rejected]
             others = [q for q in proposals if q.partition_id not in rejected]
             self._proposals.answered(refused, self._clock())

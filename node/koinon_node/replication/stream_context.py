@@ -1,4 +1,4 @@
-"""State that a follower's streams to all primaries share: leave to open, to pull, and to write."""
+"""State that a follower's streams to all primaries share: limits of openings, passes and writes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.v1 import replication_pb2 as wire
 
 PAGE_BYTES = 2 * 1024 * 1024
-_PACE_STEP_S = 0.25
-_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 12}
+_PACE_STEP_S = 0.25  # the longest wait between two checks of the pace
+_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 12}  # that may pull at once
 
 
 class SupersededError(Exception):
-    """The partition is not followed here, in this epoch, any more."""
+    """This node does not follow the partition in this epoch any more."""
 
 
 class OpensPartitions(Protocol):
-    """A stream to one primary, as the streams to others see it."""
+    """The part of a stream to one primary that the streams to other primaries use."""
 
     node: NodeInfo  # the primary
-    following: ReplicaSync  # what is followed there
+    following: ReplicaSync  # the partitions followed there
 
     def wake(self) -> None:
-        """Have the stream look again at what it may open."""
+        """Have the stream check again which partitions it may open."""
 
 
 @dataclass(kw_only=True, eq=False)
 class StreamContext:
-    """Shared by the streams to all primaries; ``Follower`` makes it."""
+    """The state shared by the streams to all primaries. ``Follower`` makes it."""
 
     state: NodeState
     store: Store
@@ -51,21 +51,21 @@ class StreamContext:
     journal: RecentWrites
     peers: Peers
     links: Mapping[NodeNumber, OpensPartitions]  # streams by primary, which Follower changes
-    group_bytes: int  # of kept-back rows that one transaction makes a copy complete with
+    group_bytes: int  # the most kept-back rows that one transaction stores
     clock: Callable[[], float]
     random: random.Random
     table: Table | None = None  # the newest; this and the next two are set by Follower.on_table
     number: NodeNumber = NO_NODE  # this node's
     node_epoch: int = 0  # this node's; 0: not registered
-    tail_epochs: dict[int, int] = field(default_factory=dict)  # by partition: its tail's lineage
-    uncovered: set[int] = field(default_factory=set)  # partitions that the journal lacks writes of
-    bucket: TokenBucket = field(default_factory=TokenBucket)  # paces what moves add
+    tail_epochs: dict[int, int] = field(default_factory=dict)  # partition -> epoch of its tail
+    uncovered: set[int] = field(default_factory=set)  # partitions whose journal is incomplete
+    bucket: TokenBucket = field(default_factory=TokenBucket)  # paces copies that moves add
     changed: asyncio.Event = field(default_factory=asyncio.Event)  # set with each table
     passes: dict[Rank, asyncio.Semaphore] = field(
         default_factory=lambda: {rank: asyncio.Semaphore(n) for rank, n in _PASSES.items()}
     )
     settled_bound: SettledBound = field(default_factory=SettledBound)
-    told_full_at: float = float("-inf")  # when it was logged that there is no room
+    logged_full_at: float = float("-inf")  # when a full store was logged last
     bytes_pulled: int = 0  # since the start
 
     @property
@@ -73,7 +73,7 @@ class StreamContext:
         return self.table.cluster.cluster_id if self.table is not None else ""
 
     def hello(self, primary: NodeNumber) -> wire.FollowHello:
-        """Make the first message of a stream to that node."""
+        """Build the first message of a stream to that primary."""
         return wire.FollowHello(
             protocol_version=NODE_PROTOCOL_VERSION,
             cluster_id=self.cluster_id,
@@ -84,7 +84,7 @@ class StreamContext:
         )
 
     def openings(self, link: OpensPartitions) -> list[Followed]:
-        """Return what the link may open now."""
+        """Return the partitions that the stream may open now."""
         counts = on_the_way(other.following for other in self.links.values())
         paused = self.table is not None and self.table.moves.paused
         return choose_openings(
@@ -96,7 +96,7 @@ class StreamContext:
         )
 
     def wake(self) -> None:
-        """Something may be opened now that could not before."""
+        """Have all streams check again which partitions they may open."""
         for link in self.links.values():
             link.wake()
 
@@ -111,9 +111,9 @@ class StreamContext:
         row = table.rows[partition_id]
         return row.primary == primary and row.primary_epoch == primary_epoch
 
-    async def leave(self, followed: Followed) -> int:
-        """Wait for leave to pull the next page, and return its bytes: what a move adds is paced,
-        and may be paused.
+    async def allow_page(self, followed: Followed) -> int:
+        """Wait until the copy may pull its next page; return the page's size in bytes. Copies that
+        a move adds are paced, and may be paused.
         """
         while followed.want.rank is Rank.ADDING and self.table is not None:
             moves = self.table.moves

@@ -1,11 +1,11 @@
-"""Purges tombstones of followed partitions, and entries of the expiry index that fit no record.
+"""Purges tombstones of followed partitions, and stale entries of the expiry index.
 
 A follower purges only up to the floor that the primary has announced (rule 14), and only where the
-copy is live. What the index is compared with is what the store holds; keys of which something is on
-the way there are left alone, which the journal tells. The purge floor rises in the transaction that
-removes the tombstones. A record that has expired stays until the primary removes it (rule 13). What
-the deletion of a copy has left in the index goes when it is due: where it stands there is known
-from the records only, which are gone.
+copy is live. It compares the index with the store's records, and skips keys with writes that are
+not in the store yet, which the journal names. The purge floor rises in the transaction that removes
+the tombstones. An expired record stays until the primary removes it (rule 13). The deletion of a
+copy leaves its index entries behind: only the deleted records knew their places. They are removed
+when their time comes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from koinon_node.storage.writer import Writer, columns
 
 
 class BackupPurge:
-    """A backup's part of the work on the expiry index (storage/index_sweeper.py)."""
+    """The follower's part of the work on the expiry index (storage/index_sweeper.py)."""
 
     def __init__(self, context: StreamContext, writer: Writer) -> None:
         self._context = context
         self._writer = writer
 
     def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
-        """Look at some entries of the index and queue what they ask for."""
+        """Check some entries of the index, and queue the removals that they need."""
         context = self._context
         entries, start = context.store.expired_entries(start, context.state.wall.now_ms(), rows_max)
         if not entries:
@@ -74,8 +74,8 @@ class BackupPurge:
     def _drop_left(
         self, partition_ids: Set[int], looked: Sequence[tuple[bytes, bytes]]
     ) -> list[Awaitable[None]]:
-        """Remove the entries of copies that are gone. What would be written of these partitions
-        from now on comes after this.
+        """Remove the entries of deleted copies. Later writes of these partitions are queued behind
+        the removal.
         """
         gone = self._gone(partition_ids)
         if not gone:
@@ -89,7 +89,9 @@ class BackupPurge:
         return [self._writer.submit(writes, len(entries), 0, loose=True)]
 
     def _gone(self, partition_ids: Set[int]) -> set[int]:
-        """Return of which of them nothing is held here, on the way here, or to be held."""
+        """Return the partitions of which this store holds nothing, and is about to store
+        nothing.
+        """
         context = self._context
         if context.table is None:
             return set()
@@ -105,8 +107,8 @@ class BackupPurge:
         }
 
     def _coming(self, live: dict[int, Followed]) -> set[bytes]:
-        """Return the keys of which something is on the way to the store. Partitions are taken out
-        of ``live`` where that is not known.
+        """Return the keys with writes that are not in the store yet. Partitions whose keys the
+        journal does not know are removed from ``live``.
         """
         context = self._context
         busy = np.array([p for p in live if context.applier.busy[p]], np.uint32)
@@ -118,7 +120,7 @@ class BackupPurge:
         return coming
 
     def _live(self, partition_ids: Set[int]) -> dict[int, Followed]:
-        """Return those of the partitions whose batches are applied as they come."""
+        """Return the partitions whose copies are live."""
         context = self._context
         return {
             partition_id: followed

@@ -1,15 +1,15 @@
-"""The copies of this store: what it durably holds of each partition, led here or not.
+"""The copies of partitions in this store: for each, how much it durably holds and its faults.
 
 Invariants:
 - ``complete_through[p]`` = S says: for every key of p, this copy holds what the lineage described
   by ``epochs[p].history`` held at S. It is stored in the same transaction as the records that make
   it true, and only ever counts what is durable.
-- What an ``UNTRUSTED`` copy holds may have holes anywhere (rule 3): it is replaced by a snapshot
-  before it counts again, unless it is the last that is left, and is made to lead.
-- An ``UNUSABLE`` copy (a snapshot into it is under way, or its deletion) is no base for anything.
-- ``DIRTY_TAIL``: records above ``complete_through`` may belong to another lineage; they are
-  repaired before anything else is asked of the copy, unless it becomes the primary, whose tail is
-  the truth.
+- An ``UNTRUSTED`` copy may lack records anywhere (rule 3). A snapshot replaces it before it counts
+  again, unless it is the last copy left and becomes the primary.
+- An ``UNUSABLE`` copy is being replaced by a snapshot or deleted: nothing may be built on it.
+- ``DIRTY_TAIL``: records above ``complete_through`` may belong to another lineage. They are
+  repaired before the copy does anything else, unless the copy becomes the primary, whose tail is
+  the lineage.
 
 State is held in columns over all partitions. The driver persists first, then changes it here.
 """
@@ -26,7 +26,7 @@ from koinon_node.core.formats.records import NO_SEQUENCE, PartitionEpochs, U8Arr
 
 
 class CopyState(IntFlag):
-    """The faults of a copy; 0: none."""
+    """The faults of a copy, as flags; 0: no fault."""
 
     USABLE = 0
     UNUSABLE = 1
@@ -37,7 +37,7 @@ class CopyState(IntFlag):
 _NEVER_HERE = PartitionEpochs(primary_epoch=0)
 NEEDS_SNAPSHOT = CopyState.UNUSABLE | CopyState.UNTRUSTED
 STATES = tuple(map(CopyState, range(1 << len(CopyState))))
-"""Each state by its number: to look one up is quicker than to make it, of thousands of copies."""
+"""Each state by its number: looking one up is quicker than building it, for thousands of copies."""
 
 
 class Copy(NamedTuple):
@@ -50,7 +50,9 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """One entry a partition; a partition that was never here is complete through 0."""
+    """The columns of all copies, with one entry per partition. A partition that was never held here
+    is complete through 0.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Copies:
         return self.epochs.get(partition_id, _NEVER_HERE)
 
     def are_held(self, partition_ids: range) -> bool:
-        """Return whether any of these is here, whole, in part, or half deleted."""
+        """Return whether this store holds any part of any of these partitions."""
         span = slice(partition_ids.start, partition_ids.stop)
         return (
             bool(self.complete_through[span].any())
@@ -77,6 +79,8 @@ class Copies:
         )
 
     def journal_floors(self) -> U64Array:
-        """Return what a journal that begins now does not cover: all of a copy with a dirty tail."""
+        """Return for each partition the sequence from which a journal that begins now is complete.
+        A copy with a dirty tail gets the greatest number: the journal says nothing of it.
+        """
         dirty = (self.states & CopyState.DIRTY_TAIL) != 0
         return np.where(dirty, np.uint64(NO_SEQUENCE), self.complete_through)

@@ -1,4 +1,4 @@
-"""Compares the epoch histories of two copies of a partition: finds where they part.
+"""Compares the epoch histories of two copies of a partition: finds the sequence where they diverge.
 
 A history names the epochs of a lineage, oldest first, each with the last sequence before it. One
 primary led each epoch, and wrote each of its sequences once; so two lineages that have the same
@@ -15,20 +15,22 @@ from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, first_sequence
 
 
 class Lineage(NamedTuple):
-    """A copy's description of itself."""
+    """A copy's epoch history, and the sequence through which the copy is complete."""
 
     history: Sequence[EpochStart]
     complete_through: int
 
     def end_of(self, index: int) -> int:
-        """Return the last sequence of the epoch at ``index`` that is held."""
+        """Return the last sequence of the epoch at ``index`` that the copy holds."""
         following = self.history[index + 1 : index + 2]
         end = following[0].previous_sequence if following else self.complete_through
         return min(end, self.complete_through)
 
 
 def common_point(mine: Lineage, theirs: Lineage) -> int:
-    """Return the largest sequence up to which both lineages are known to agree; 0: from nothing."""
+    """Return the largest sequence through which both lineages surely agree; 0 if they share no
+    epoch.
+    """
     places = {entry: index for index, entry in enumerate(theirs.history)}
     for index in reversed(range(len(mine.history))):
         other = places.get(mine.history[index])
@@ -38,8 +40,8 @@ def common_point(mine: Lineage, theirs: Lineage) -> int:
 
 
 def last_common(lineage: Lineage, sequence: int) -> int | None:
-    """Return the largest sequence up to ``sequence`` through which the lineage has all that any
-    other had which has written ``sequence``; None: it does not know its own past so far back.
+    """Return the largest sequence up to ``sequence`` through which this lineage has every write of
+    any lineage that wrote ``sequence``. Return None if the history does not reach so far back.
     """
     epoch = sequence >> SEQUENCE_COUNTER_BITS
     for index in reversed(range(len(lineage.history))):

@@ -1,28 +1,30 @@
-"""A primary's proposals for its rows: the set in sync, and the node to which it hands over.
+"""A primary's proposals for its rows: a new in-sync set, or a hand-over to another primary.
 
 Rules that hold here:
 - From the moment that a set is proposed its members are required, until a newer row is seen or the
   proposal was rejected for certain (rule 5). At most one proposal a partition is under way.
-- A follower is added only when it holds all that is complete; a short while before it is required
-  already, so that this moment comes even if it is slower than the others.
-- in_sync never shrinks below the row's minimum: then new writes are refused instead.
+- A follower is added only when it holds every complete write. Writes wait for it from a short while
+  before, so that even a follower slower than the others reaches that point.
+- in_sync never shrinks below the row's minimum: the partition refuses new writes instead.
 - A planned hand-over stops the partition, waits until nothing is in flight, and then proposes; once
   it has proposed, only a newer row that names this node lets it serve again (rule 7). If the wanted
-  one has died, a change of nothing is proposed, for the newer row that it makes.
-- A node that is about to stop hands over what it leads likewise, each partition once, to a node
-  that is not about to stop, and leaves its in_sync where the minimum allows.
-- A partition whose epoch has few sequences left is handed over by this node to itself, likewise: it
-  goes on under a new epoch.
-- A follower that is about to stop is put out at once, and is waited for until that is committed.
+  primary has died, the node proposes the row unchanged, to get a newer row.
+- A node that is about to stop hands over each partition that it leads once, in the same way, to a
+  node that is not about to stop, and leaves the partition's in_sync where the minimum allows.
+- A partition whose epoch has few sequences left is handed over by this node to itself in the same
+  way: it continues under a new epoch.
+- A follower that is about to stop is removed from in_sync at once. Writes wait for it until that
+  change is committed.
 - A primary that lacks too many of the live replicas, or whose own commit failed after followers had
-  the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
-  no other is in sync, begins a new epoch.
-- A primary whose disk hangs hands over, without draining, what can do without it, to those who have
-  made durable what it has not, and leaves in_sync (rule 22). So a disk that all share deposes no
-  primary. What it was given and cannot take over it gives back. Once the disk has answered, what
-  was not proposed is served on.
+  the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync or, if
+  no other replica is in sync, begins a new epoch.
+- A primary whose disk hangs hands over without draining, and leaves in_sync (rule 22). It hands
+  over only partitions with enough other in-sync replicas, and only to replicas that made writes
+  durable which it could not. So a hanging disk that all nodes share deposes no primary. It also
+  hands back partitions that it was elected for and cannot take over. Once the disk answers, it
+  serves again every partition for which it had proposed nothing yet.
 
-Pure: ``decide`` is called with the time, its answers are proposed and their fates reported back.
+Pure: the driver calls ``decide`` with the time, sends its proposals, and reports their fates.
 """
 
 from __future__ import annotations
@@ -40,18 +42,19 @@ from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
-_CHANGES_MAX = 16_384  # of one call: coordinators refuse more
-_WIDEN_EVERY_S = 0.25  # a table costs every node the same, however many rows it changes
+_CHANGES_MAX = 16_384  # proposals of one call: coordinators refuse more
+_WIDEN_EVERY_S = 0.25  # additions are gathered: a new table costs the same for one row or many
 _PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
 _NEVER = float("inf")
-_OUT_S = 0.5  # a commit that is out for longer is late itself
-_FASTER = 3  # than this node's disk are those by how much that are believed to answer
-_LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
+_OUT_S = 0.5  # while this disk takes longer for a commit, no follower is called late
+_FASTER = 3  # a disk counts as healthy if it answered so many times faster than this node's
+_LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # stopped at once: the greater of 64 and a twelfth
 
 
 class RowChange(NamedTuple):
-    """A row as its primary wants it, if its epochs still are these: the whole new ``in_sync``, and
-    the node to hand over to (``NO_NODE``: none). See PartitionChange in v1/membership.proto.
+    """A primary's proposal for its row, valid only while the row has these epochs: the whole new
+    ``in_sync``, and the node to hand over to (``NO_NODE``: no hand-over). See PartitionChange in
+    v1/membership.proto.
     """
 
     partition_id: int
@@ -62,29 +65,31 @@ class RowChange(NamedTuple):
 
 
 class Why(Enum):
-    """The reason for which a partition is handed over."""
+    """The reason for a hand-over."""
 
-    WANTED = auto()  # the row says so
+    WANTED = auto()  # the row names another primary
     LEAVING = auto()  # this node is about to stop
     UNREACHABLE = auto()  # rule 6
     BROKEN = auto()  # rule 8
     HANGING = auto()  # rule 22
-    USED_UP = auto()  # nearly all sequences of its epoch are given
+    USED_UP = auto()  # nearly all sequences of the epoch are used
 
 
 @dataclass(slots=True)
 class HandOver:
-    """A partition that is stopped for another to lead it."""
+    """A hand-over under way: the partition is stopped until a newer row decides who leads."""
 
     to: NodeNumber
     why: Why
     since: float  # when it was stopped; seconds of the driver's clock
-    partition_epoch: int  # of the row then: a newer row decides anew
-    proposed: bool = False
+    partition_epoch: int  # of the row at that time: a newer row ends this hand-over
+    proposed: bool = False  # from then on only a newer row lets this node serve again
 
 
 class Masks(Protocol):
-    """Masks that reads and writes look at, and whether there is anything to see; see state.py."""
+    """Masks by partition that every read and write checks, with a flag each for "any is set"; see
+    state.py.
+    """
 
     stopped: BoolArray
     too_few: BoolArray
@@ -93,36 +98,40 @@ class Masks(Protocol):
 
 
 class Proposals:
-    """Decisions over the columns of ``leading``. The masks are kept here."""
+    """Decides what to propose, from the columns of ``leading``; keeps the masks ``stopped`` and
+    ``too_few``.
+    """
 
     def __init__(self, leading: ReplicaTracker, masks: Masks, disk: DiskHealth) -> None:
         self._leading = leading
         self._masks = masks
         self._disk = disk
         self._faster: BoolArray | None = None  # by follower, while the disk hangs: rule 22
-        self._spare_until = 0.0  # followers that leave, since their disks may be this one's
-        self._given_up: list[int] = []  # partitions, because it does, since they were taken
+        # Until then leaving followers are not late: their disks may be this node's hanging one.
+        self._spare_until = 0.0
+        self._given_up: list[int] = []  # partitions stopped for a hanging disk; see the taker
         # All by partition.
         self.hand_overs: dict[int, HandOver] = {}
-        self._under_way: dict[int, RowChange] = {}  # proposed and not answered
-        self._unknown: dict[int, list[RowChange]] = {}  # proposed, of unknown fate
-        self._again_at: dict[int, float] = {}  # nothing is proposed before
+        self._under_way: dict[int, RowChange] = {}  # proposed, not answered yet
+        self._unknown: dict[int, list[RowChange]] = {}  # proposed, fate unknown
+        self._again_at: dict[int, float] = {}  # the earliest time of the next proposal
+        # The earliest time of the next additions; and that time if the last decision is sent.
         self._widen_at = self._widened_until = 0.0
         self._completed_before = leading.completed
         self._cut_off_since: dict[int, float] = {}
-        self._pauses: dict[int, tuple[float, float]] = {}  # (length, when the next may be)
-        self._leaving: dict[int, int] = {}  # partition -> primary epoch, of what was led at the end
-        self._leaving_room = 0  # how many more of these may be stopped now
+        self._pauses: dict[int, tuple[float, float]] = {}  # (length, earliest next) by rule 6
+        self._leaving: dict[int, int] = {}  # partition -> primary epoch when ``leave`` was called
+        self._leaving_room = 0  # how many more of these partitions may be stopped now
 
     # --- what happens ----------------------------------------------------------------------
 
     def on_rows(self, changed: Iterable[int], lost: Iterable[int]) -> None:
-        """Take newer rows: the fate of what was proposed on older ones is known."""
+        """Take newer rows, which settle the fate of proposals on the older ones."""
         leading = self._leading
         touched = {*changed, *lost}
         noted = {*self.hand_overs, *self._unknown, *self._under_way, *self._again_at}
         if not (self._masks.any_stopped or leading.broken.any()):
-            touched &= noted  # of thousands that change, mostly few; there is nothing of others
+            touched &= noted  # thousands of rows may change; this object notes few of them
         for p in touched:
             row = self._row(p)
             led = bool(leading.epochs[p])
@@ -145,7 +154,7 @@ class Proposals:
         self.check_too_few(())
 
     def sent(self, proposals: Sequence[RowChange]) -> None:
-        """Note that these proposals, the newest that were decided, are on their way now."""
+        """Note that these proposals, the newest decision's, are being sent now."""
         self._widen_at = self._widened_until
         for proposal in proposals:
             p = proposal.partition_id
@@ -155,20 +164,20 @@ class Proposals:
         self._count([proposal.partition_id for proposal in proposals])
 
     def answered(self, proposals: Sequence[RowChange], now: float) -> None:
-        """Note that each was committed, and its row has been seen; or that it was rejected, or
-        never proposed, and will not be committed.
+        """Note that each proposal is settled: it was committed and its row was seen, or it was
+        rejected or never sent and will not be committed.
         """
         self._settle(proposals, now, keep=False)
 
     def unknown(self, proposals: Sequence[RowChange], now: float) -> None:
-        """Note that each may be committed, now or later."""
+        """Note that each proposal may be committed, now or later."""
         self._settle(proposals, now, keep=True)
 
     def _settle(self, proposals: Sequence[RowChange], now: float, *, keep: bool) -> None:
         for proposal in proposals:
             p = proposal.partition_id
             if self._under_way.get(p) is not proposal:
-                continue  # a newer row has come
+                continue  # a newer row has settled it
             del self._under_way[p]
             self._again_at[p] = now + _AGAIN_S
             if keep:
@@ -178,7 +187,7 @@ class Proposals:
         self._count([proposal.partition_id for proposal in proposals])
 
     def _count(self, partition_ids: Collection[int]) -> None:
-        """Recompute who is in a set whose fate is not known."""
+        """Recompute the members of proposed sets whose fate is not known."""
         leading = self._leading
         leading.proposed[:, list(partition_ids)] = False
         for p in partition_ids:
@@ -190,8 +199,8 @@ class Proposals:
         leading.require(list(partition_ids))
 
     def break_off(self, partition_ids: Iterable[int]) -> None:
-        """An own commit of these failed that followers may have (rule 8): they are stopped, and
-        handed over at the next chance.
+        """Stop partitions in which this node's own commit failed after followers may have got it
+        (rule 8). The next ``decide`` hands them over.
         """
         for p in partition_ids:
             if self._leading.epochs[p]:
@@ -200,21 +209,22 @@ class Proposals:
 
     @property
     def rests(self) -> bool:
-        """True if nothing is proposed, handed over or about to be, or waits for time."""
+        """True if no proposal or hand-over is under way or waits for its time."""
         pending = (self.hand_overs, self._under_way, self._unknown, self._leaving)
         return not any((*pending, self._cut_off_since)) and self._leading.rests
 
     def leave(self) -> None:
-        """Hand over what this node leads now, some partitions after the other: it is about to stop.
-        Each epoch counts once, so that two that leave do not go on handing one to one another.
+        """Begin to hand over the partitions that this node leads now, in portions, since it is
+        about to stop. Each epoch is handed over once, so two leaving nodes do not pass a partition
+        to and fro.
         """
         table, me = self._leading.table, self._leading.me
         rows = table.rows if table is not None else ()
         self._leaving = {r.partition_id: r.primary_epoch for r in rows if r.primary == me}
 
     def handing_over(self) -> bool:
-        """Return whether any partition that was to be handed over may still be: another in-sync
-        replica could lead it, or is taking it over.
+        """Return whether any leaving partition may still be handed over: another in-sync replica
+        could lead it, or is taking it over.
         """
         return any(self._on_its_way(self._row(p), epoch) for p, epoch in self._leaving.items())
 
@@ -230,8 +240,8 @@ class Proposals:
     # --- decisions -------------------------------------------------------------------------
 
     def decide(self, now: float, timeout_s: float) -> list[RowChange]:
-        """Return what to propose now, at most one a partition. What is too much for one call is
-        decided again when that has been answered.
+        """Return the proposals to send now, at most one per partition. Those beyond
+        ``_CHANGES_MAX`` are decided again after the answer.
         """
         leading = self._leading
         if leading.table is None or not leading.table.rows:
@@ -241,7 +251,7 @@ class Proposals:
         if self._disk.hangs:
             within_s = self._disk.out_s / _FASTER
             self._faster = leading.durable_since(self._disk.out_since, within_s)
-        if self._disk.out_s > _OUT_S:  # nothing is won by a smaller set, and all may be as late
+        if self._disk.out_s > _OUT_S:  # this node is late itself: a smaller set would not help
             self._spare_until = now + timeout_s
             late = np.zeros_like(leading.required)
         else:
@@ -289,8 +299,8 @@ class Proposals:
         return RowChange(p, row.primary_epoch, row.partition_epoch, tuple(in_sync), to)
 
     def _choose_added(self, late: BoolArray, reached: BoolArray) -> BoolArray:
-        """Return by (follower, partition) who may be added to in_sync now, and require those who
-        nearly may.
+        """Return a (follower, partition) mask of the followers that may join in_sync now; begin to
+        require those that nearly may.
         """
         leading = self._leading
         outside = (
@@ -315,9 +325,9 @@ class Proposals:
     def _new_in_sync(
         self, p: int, late: Sequence[NodeNumber], added: Sequence[NodeNumber]
     ) -> list[NodeNumber] | None:
-        """Return the set to propose; None if those who are late cannot be left out.
+        """Return the in_sync to propose, or None if the late followers cannot be left out.
 
-        Those who are dead by the table leave first, then those who hold least.
+        Followers that the table calls dead leave first, then those that hold least.
         """
         leading, row = self._leading, self._row(p)
         members = [*row.in_sync, *(n for n in added if n not in row.in_sync)]
@@ -339,8 +349,8 @@ class Proposals:
         return members
 
     def check_too_few(self, stuck: Collection[int]) -> None:
-        """Say which partitions have too few replicas for new writes: by the table, or because one
-        that is late cannot be left out.
+        """Set ``too_few`` for the partitions with too few in-sync replicas for new writes, by the
+        table or because a late follower cannot be left out (``stuck``).
         """
         leading = self._leading
         size = len(leading.epochs)
@@ -369,8 +379,9 @@ class Proposals:
         return [p for p in {*broken, *leaving, *wanted, *used_up} if p not in self.hand_overs]
 
     def _room_to_leave(self) -> int:
-        """Return how many more partitions this node may stop because it leaves: so many may be
-        stopped here, and as many again on their way to being served elsewhere.
+        """Return how many more partitions a leaving node may stop now. The limit counts the
+        partitions stopped here, and twice that limit those that are stopped or being taken over
+        elsewhere.
         """
         if not self._leaving:
             return 0
@@ -381,14 +392,16 @@ class Proposals:
         return min(at_once - stopped, 2 * at_once - stopped - taken)
 
     def _leaves(self, p: int) -> bool:
-        """Return whether the partition is led as it was when this node began to leave."""
+        """Return whether this node still leads the partition in the epoch in which it began to
+        leave.
+        """
         return p in self._leaving and int(self._leading.epochs[p]) == self._leaving[p]
 
     def _begin_hand_over(self, p: int, now: float) -> None:
         leading, row = self._leading, self._row(p)
         if leading.broken[p]:
-            # With no other in sync it leads on itself, under a new epoch: whoever has what this
-            # node could not store has a tail then, and repairs it.
+            # Without another in-sync replica this node continues under a new epoch: a follower that
+            # has the write which this node could not store repairs its tail then.
             to, why = self._successor(p) or leading.me, Why.BROKEN
         else:
             to, why = self._wanted(row), Why.WANTED
@@ -401,7 +414,7 @@ class Proposals:
             if to == NO_NODE or self._waits(p, now):
                 return
             if self._masks.too_few[p] and not leading.drained(p):
-                return  # it would be stopped in vain: what is in flight cannot be completed now
+                return  # stopping would not help: the writes in flight cannot complete now
             if why is not Why.USED_UP:
                 slot = leading.slots[to]
                 if not leading.positioned[slot, p] or leading.acked[slot, p] < leading.completed[p]:
@@ -415,7 +428,7 @@ class Proposals:
         self._set_stopped(p, True)
 
     def _wanted(self, row: PartitionRow) -> NodeNumber:
-        """Return whom the row wants as its primary instead of this node."""
+        """Return the node that the row wants as primary instead of this node, or ``NO_NODE``."""
         me, wanted = self._leading.me, row.wanted_primary
         if wanted not in (NO_NODE, me) and self._can_lead(row, wanted):
             return wanted
@@ -432,17 +445,19 @@ class Proposals:
             return False
         if self._faster is None or self._faster[slot]:
             return True
-        # What is not led here is not served at all: there, not to know the other's disk will do.
+        # This node serves nothing that it does not lead: then an unknown disk is good enough.
         return not leading.epochs[row.partition_id] and not leading.positioned[slot].any()
 
     def _successor(self, p: int) -> NodeNumber:
-        """Return who should lead instead of this node: who holds most of those in sync."""
+        """Return the node that should lead instead of this one: the in-sync replica that holds
+        most.
+        """
         leading, row = self._leading, self._row(p)
         able = [n for n in row.replicas if self._can_lead(row, n)]
         return max(able, key=lambda n: int(leading.acked[leading.slots[n], p]), default=NO_NODE)
 
     def _notice_cut_off(self, now: float, timeout_s: float) -> None:
-        """Rule 6: hand over what this node cannot keep enough live replicas of."""
+        """Rule 6: hand over partitions of which this node reaches too few live replicas."""
         leading = self._leading
         reached = leading.reached(timeout_s)
         cut_off = (
@@ -476,7 +491,7 @@ class Proposals:
                 self._stop(p, to, Why.UNREACHABLE, now)
 
     def _leave_hanging_disk(self, now: float) -> None:
-        """Rule 22: stop what others can lead, whatever is in flight."""
+        """Rule 22: stop the partitions that another replica can lead, without draining them."""
         leading = self._leading
         assert leading.table is not None
         for row in leading.table.rows:
@@ -491,18 +506,20 @@ class Proposals:
                     self._given_up.append(p)
 
     def _is_spared(self, row: PartitionRow) -> bool:
-        """Return whether enough are in sync without this node."""
+        """Return whether in_sync has enough members without this node."""
         return len(row.in_sync) > int(self._leading.minima[row.partition_id])
 
     def take_given_up(self) -> list[int]:
-        """Return (once) the partitions whose writes in flight need not be waited for any more."""
+        """Return the partitions that were stopped for a hanging disk since the last call. No waiter
+        needs to wait for their writes in flight any longer.
+        """
         taken, self._given_up = self._given_up, []
         return taken
 
     def _hand_over(
         self, p: int, hand_over: HandOver, now: float, timeout_s: float
     ) -> RowChange | None:
-        """Return what to propose for a partition that is stopped, or nothing yet."""
+        """Return the proposal for a stopped partition, or None if it is too early."""
         leading, row = self._leading, self._row(p)
         leaves = hand_over.why in (Why.BROKEN, Why.LEAVING, Why.HANGING)
         planned = hand_over.why in (Why.WANTED, Why.LEAVING, Why.USED_UP)
@@ -514,7 +531,7 @@ class Proposals:
             hand_over.to = NO_NODE
         if hand_over.to == NO_NODE:
             if hand_over.proposed:
-                return self._propose(p, row.in_sync)  # for the newer row that it makes
+                return self._propose(p, row.in_sync)  # an unchanged set, to get a newer row
             self._serve_again(p, now)
             return None
         if planned and not hand_over.proposed and not leading.drained(p):
@@ -533,14 +550,16 @@ class Proposals:
         return bool(self._leading.departing[self._leading.slots[number]])
 
     def _serve_again(self, p: int, now: float) -> None:
-        """Take a hand-over back: nothing was proposed, so no other node was told to lead."""
+        """Cancel a hand-over that was not proposed: no other node was named to lead."""
         del self.hand_overs[p]
         self._set_stopped(p, bool(self._leading.broken[p]))
         self._again_at[p] = now + _AGAIN_S
 
 
 def _same_row(proposal: RowChange, row: PartitionRow) -> bool:
-    """Return whether the proposal's fate is open: it was made of this very row."""
+    """Return whether the row is still the one that the proposal was made of, so that its fate is
+    open.
+    """
     return (
         proposal.primary_epoch == row.primary_epoch
         and proposal.partition_epoch == row.partition_epoch

@@ -1,10 +1,11 @@
-"""The choice of the partitions that a follower opens next, and what operators see of those on their
-way. Pure.
+"""Chooses the partitions that a follower opens next, and reports the progress of copies to
+operators. Pure.
 
-A returning node has thousands to open, of which most may lack nothing: then each costs no more than
-a message and a part of a transaction, and they are opened by the hundred. What has to be pulled is
-opened a few at a time, since what is streamed of it is kept back meanwhile. Only the answer says
-which of the two it is. So as many are opened as, by the last answers, bring a few to pull.
+A returning node has thousands of partitions to open, and most may lack nothing: each of those costs
+a message and a part of a transaction, so they are opened by the hundred. A partition that has to
+pull records costs memory, since streamed batches are kept back meanwhile: few of those are opened
+at a time. Only the primary's answer tells the two apart. So the follower opens as many partitions
+as will, by the share in recent answers, bring a few to pull.
 """
 
 from __future__ import annotations
@@ -24,33 +25,36 @@ from koinon_node.core.replication.replica_sync import (
 )
 
 PULLED_MAX = {Rank.SETTLED: 16, Rank.ADDING: 32}
-"""The most partitions that have to be pulled and may be on their way at once on this node, by rank;
-there is no limit for those in sync. While others are on their way, none is begun that a move adds.
-Of those that a move adds only the ones count that have not been pulled: a few more than are pulled
-at once, so that pulling never waits for an answer, and no more.
+"""The most partitions on this node that may pull at once, by rank; there is no limit for in-sync
+partitions. No partition that a move adds is opened while partitions of the other ranks are on their
+way. Of the partitions that a move adds, only those count whose pass is not over. Their limit is a
+little above the passes at once (stream_context.py), so that passes never wait for an answer.
 """
 SETTLED_MAX = 1_024
-"""The most ``SETTLED`` partitions that may be on their way at once, if none has to be pulled."""
-_SHARE_AT_FIRST = 0.5  # taken to have to be pulled, of those that are opened before any answer
-_SHARE_OF = 32  # openings, about, are what is known of the share that has to be pulled
+"""The most ``SETTLED`` partitions that may be on their way at once, if none has to pull."""
+_SHARE_AT_FIRST = 0.5  # the assumed share of partitions that have to pull, before any answer
+_SHARE_OF = 32  # the share is averaged over about so many openings
 REPORTED_MAX = 256
-"""The most replicas that a heartbeat tells of: coordinators read each on their event loop."""
+"""The most replicas whose progress a heartbeat reports: coordinators parse each on their event
+loop."""
 
 
 class SettledBound:
-    """The limit of ``SETTLED`` partitions that are on their way at once, by what answers said."""
+    """The limit of ``SETTLED`` partitions on their way at once, estimated from the answers so
+    far.
+    """
 
     def __init__(self) -> None:
-        self._pulled_share = _SHARE_AT_FIRST  # of those opened lately that had to be pulled
+        self._pulled_share = _SHARE_AT_FIRST  # of recently opened partitions that had to pull
 
     @property
     def most(self) -> int:
-        """The limit: as many as bring ``PULLED_MAX`` to pull."""
+        """The limit: so many openings lead to about ``PULLED_MAX`` passes."""
         share = max(self._pulled_share, PULLED_MAX[Rank.SETTLED] / SETTLED_MAX)
         return int(PULLED_MAX[Rank.SETTLED] / share)
 
     def opened(self, followed: Followed) -> None:
-        """Note that it was opened: its stage says what comes first."""
+        """Count an answered opening: its stage says whether it has to pull."""
         if followed.want.rank is Rank.SETTLED:
             has_to_be_pulled = followed.stage is not Stage.JOINING
             self._pulled_share += (has_to_be_pulled - self._pulled_share) / _SHARE_OF
@@ -63,7 +67,7 @@ class Opener(Protocol):
 
 
 def on_the_way(followed: Iterable[ReplicaSync]) -> dict[Rank, int]:
-    """Count what counts against the bounds, at all primaries."""
+    """Count the partitions on their way at all primaries, by rank, as the limits count them."""
     counts = dict.fromkeys(Rank, 0)
     for one in followed:
         for (rank, stage), count in one.index.counts.items():
@@ -80,10 +84,10 @@ def choose_openings(
     settled_most: int = PULLED_MAX[Rank.SETTLED],
     paused: bool,
 ) -> list[Followed]:
-    """Return which of the waiting partitions to open now, those in sync first."""
+    """Return the waiting partitions to open now, in-sync ones first."""
     most = {Rank.SETTLED: settled_most, Rank.ADDING: PULLED_MAX[Rank.ADDING]}
     chosen: list[Followed] = []
-    begun = 0  # of ranks before
+    begun = 0  # partitions of the ranks so far that are on their way
     for rank in Rank:
         if rank is Rank.ADDING and (paused or begun):
             break
@@ -95,11 +99,11 @@ def choose_openings(
     return chosen
 
 
-# --- what operators see ------------------------------------------------------------------------
+# --- progress for operators --------------------------------------------------------------------
 
 
 class ProgressStage(IntEnum):
-    """The stages that operators see; numbers are those of the wire."""
+    """The stages that operators see, with their numbers on the wire."""
 
     WAITING = 1
     SNAPSHOT = 2
@@ -116,7 +120,7 @@ _SHOWN = {
 
 
 class Progress(NamedTuple):
-    """The progress of a replica that is not in sync. Totals are the primary's estimate."""
+    """The progress of a replica that is not in sync. The totals are the primary's estimate."""
 
     partition_id: int
     stage: ProgressStage
@@ -127,8 +131,8 @@ class Progress(NamedTuple):
 
 
 def reported(followed: Iterable[Followed]) -> list[Progress]:
-    """Return the progress of the replicas that a heartbeat tells of, none of them in sync: those
-    that a move adds, then those of others that have begun.
+    """Return the progress of replicas that are not in sync, for a heartbeat: first the ones that a
+    move adds, then the others that have begun.
     """
     adding: list[Followed] = []
     begun: list[Followed] = []

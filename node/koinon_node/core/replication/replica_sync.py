@@ -1,33 +1,33 @@
-"""A follower's decisions: which primary to follow, what to pull first, what to do with a batch.
+"""A follower's decisions: which primary to follow, what to pull first, how to treat a batch.
 
-A partition that this node is to follow is WAITING until it is opened at its primary. The answer
-says which of the stages come first; records that are streamed meanwhile are kept back:
+A partition that this node should follow is WAITING until this node opens it at its primary. The
+answer says which stage comes first. Batches that are streamed before POSITIONING are kept back.
 
-    SNAPSHOT     the copy is replaced, range by range; nothing is streamed; then it opens again
-    REPAIR       own records above the common point are replaced by the primary's
-    CATCH_UP     a pass brings what is above the common point, in key order
-    JOINING      all that was to be pulled is here; waits until the stream has reached the newest
-                 record that was pulled
-    POSITIONING  the transaction that makes the copy complete is on its way; batches follow it
-    LIVE         the primary knows; batches are applied as they come
+    SNAPSHOT     a snapshot replaces the copy, range by range, without a stream; then it reopens
+    REPAIR       the primary's records replace own records above the common point
+    CATCH_UP     a pass pulls the primary's records above the common point, in key order
+    JOINING      the pass is over; the stream has not yet reached the newest pulled record
+    POSITIONING  the transaction that makes the copy complete is queued; batches are queued after it
+    LIVE         the primary knows that the copy is complete; each batch is applied as it comes
 
 Why the kept-back batches may be applied blindly, in one transaction with the new position: let L be
-where the stream begins and X the last sequence received, no pulled record being above X. What was
-pulled of a key is its state at or after L, so its version at X is the last one in (L, X], which is
-among the batches, or else the pulled one. Before that transaction the records pulled are above
-``complete_through`` and the copy is marked DIRTY_TAIL: if the primary changes, they are repaired.
+the sequence where the stream begins, and X the last sequence received; no pulled record is above X.
+The pulled record of a key is its state at some sequence from L on. So the key's version at X is its
+last one in (L, X], which is among the batches, or else the pulled record. Before that transaction
+the pulled records are above ``complete_through`` and the copy is marked DIRTY_TAIL: if the primary
+changes, they are repaired.
 
-A copy that writes wait for, because it is in sync or about to be, may be elected at any moment,
-with what it has by then. Nothing of that may be half: some records of a group that it pulls, and
-not the others, or half of its own tail. Such a copy *holds* what it pulls and removes, in memory,
-and stores all of it in that one transaction; until then the copy is what it was. That is bounded:
-what such a copy lacks, or has too much, is not complete, and a primary has so much in flight and no
-more. (Else an atomic batch could be half: its records lie apart in the order of keys.)
+A copy for which writes wait, because it is in sync or about to be, may be elected at any moment,
+with its records at that moment. These must not contain a part of a commit group that the copy
+pulls, nor a part of its own repaired tail: the records of an atomic batch lie apart in key order.
+So such a copy *holds* pulled and removed rows in memory and stores all of them in that one
+transaction; until then the copy is unchanged. The held rows are bounded: they are writes that are
+not complete yet, and a primary limits the writes in flight.
 
-Where more is kept back than there is room for, it is dropped; the pass goes on for what it brings,
-and makes the copy complete through its first page's bound; the newer records that it brought remain
-a tail until the partition has been opened again. A copy that holds what it pulled stores that if it
-is nothing newer than this bound, and else pulls it again.
+If kept-back batches exceed their limits they are dropped. The pass continues and makes the copy
+complete through the bound of its first page; newer pulled records remain a tail until the partition
+has been opened again. A copy that holds its rows stores them only if none is newer than this bound;
+otherwise it pulls them again.
 """
 
 from __future__ import annotations
@@ -53,25 +53,27 @@ from koinon_proto.contract.table import (
 )
 
 BUFFER_PARTITION_BYTES_MAX = 4 * 1024 * 1024
-BUFFER_BYTES_MAX = 48 * 1024 * 1024  # of one stream
+BUFFER_BYTES_MAX = 48 * 1024 * 1024  # of kept-back batches of one stream
 HELD_BYTES_MAX = 256 * 1024 * 1024
-"""Of one partition; far above what a primary has in flight (``Limits.pending_bytes``)."""
+"""The most held rows of one partition; far above a primary's ``Limits.pending_bytes`` in flight."""
 ROW_OVERHEAD_BYTES = 48
 _RETRY_MIN_S, _RETRY_MAX_S, _RETRY_IN_SYNC_MAX_S = 0.02, 1.0, 0.1
 
 
 @dataclass(kw_only=True, eq=False)
 class BadMessageError(KoinonError):
-    """A primary's message contradicts itself: a checksum, an order, a number."""
+    """A primary's message is not consistent: a checksum, an order or a number is wrong."""
 
     reason: str
 
 
-# --- whom to follow ----------------------------------------------------------------------------
+# --- which primary to follow -------------------------------------------------------------------
 
 
 class Rank(IntEnum):
-    """The order of openings: what the cluster's durability waits for, then what a move brings."""
+    """The order of openings: in-sync copies first, since writes wait for them; copies that a move
+    adds last.
+    """
 
     IN_SYNC = 0
     SETTLED = 1
@@ -87,15 +89,15 @@ class Want(NamedTuple):
 
 
 class Wanted:
-    """The partitions to follow at each primary, by the newest table. A row is looked at again only
-    when it has changed: tables come by the hundred while replicas move.
+    """The partitions to follow at each primary, by the newest table. Only changed rows are
+    evaluated again: while replicas move, hundreds of tables arrive.
     """
 
     def __init__(self) -> None:
         self._forget(None, 0)
 
     def _forget(self, of: tuple[NodeNumber, int] | None, size: int) -> None:
-        self._of = of  # whose wants these are
+        self._of = of  # (node, node epoch) of the wants
         self._rows: Sequence[PartitionRow | None] = [None] * size
         self._primaries: dict[int, NodeNumber] = {}
         self._wants: dict[NodeNumber, dict[int, Want]] = {}
@@ -105,9 +107,9 @@ class Wanted:
     ) -> Mapping[NodeNumber, Mapping[int, Want]]:
         """Return the wants by primary. They change with the next call.
 
-        Nothing while the table is older than this node's registration or newer than its fence;
-        never a primary of an epoch below one that this store has seen (rule 4). (What the store has
-        seen since a row was looked at is from a newer row, or from this very one.)
+        There are none while the table is older than this node's registration or newer than its
+        fence. A primary is left out if the store has seen a higher epoch of the partition (rule 4).
+        (An epoch that the store has seen since it evaluated a row comes from that row or a newer.)
         """
         node = table.nodes.get(me)
         if (
@@ -167,7 +169,7 @@ class Stage(IntEnum):
 
 
 class Step(IntEnum):
-    """The steps that take a partition from stage to stage."""
+    """The steps that change a partition's stage."""
 
     OPEN = auto()
     REPLACE = auto()
@@ -200,8 +202,8 @@ ON_THE_WAY = frozenset(Stage) - {Stage.WAITING, Stage.LIVE}
 
 
 class Sent(NamedTuple):
-    """The follower's description of its copy when it opened the partition. ``unchanged_from``: from
-    there through ``complete_through`` its lineage has no write, and it holds none above.
+    """This node's description of its copy at the opening. Its lineage has no write from
+    ``unchanged_from`` through ``complete_through``, and the copy holds none above.
     """
 
     complete_through: int
@@ -210,7 +212,7 @@ class Sent(NamedTuple):
 
 
 def described(complete_through: int, state: CopyState, epochs: PartitionEpochs) -> Sent:
-    """Return the description of a copy."""
+    """Build the description of a copy."""
     is_whole = state is CopyState.USABLE
     lowest = epochs.unchanged_before(complete_through) if is_whole else complete_through
     return Sent(complete_through, state, lowest)
@@ -221,19 +223,21 @@ _NOTHING_SENT = Sent(0, CopyState.USABLE, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """The primary's answer: where both agree, where the stream begins, and its lineage."""
+    """The primary's answer to an opening: the common point of both copies, where the stream begins,
+    and the primary's lineage.
+    """
 
     common_point: int = 0
     stream_from: int = 0
     history: tuple[EpochStart, ...] = ()
     unchanged_from: int = NO_SEQUENCE  # see PartitionEpochs
-    records: int = 0  # that the partition has there, about
-    size: int = 0  # bytes of them
+    records: int = 0  # roughly how many the primary holds
+    size: int = 0  # their bytes
     required: bool = False  # the primary's writes wait for this copy
 
     def epochs(self, primary_epoch: int) -> PartitionEpochs:
-        """Return the metadata of a copy that is as the primary's, in a store that has seen this
-        epoch.
+        """Return the epochs of a copy that equals the primary's, in a store that has seen this
+        primary epoch.
         """
         return PartitionEpochs(
             primary_epoch=primary_epoch,
@@ -243,16 +247,16 @@ class Opened:
 
 
 class KeptBack(NamedTuple):
-    """A batch's rows of one partition."""
+    """The rows of one partition from one batch."""
 
     keys: Sequence[bytes]
     records: Sequence[bytes]
 
 
 def retry_delay_s(followed: Followed) -> float:
-    """Return how long to wait before the partition is opened again. The delay doubles, but stays
-    short where the row says that this copy is in sync: a new primary that was not ready to be
-    followed serves no client before all of those follow it (rule 4).
+    """Return the delay in seconds before the partition is opened again. The delay doubles with each
+    attempt. It stays short for an in-sync copy: a new primary serves no client before all in-sync
+    copies follow it (rule 4).
     """
     in_sync = followed.want.rank is Rank.IN_SYNC
     most_s = _RETRY_IN_SYNC_MAX_S if in_sync else _RETRY_MAX_S
@@ -261,32 +265,32 @@ def retry_delay_s(followed: Followed) -> float:
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """A followed partition: its stage, and below it what has come since it was opened."""
+    """A followed partition: its stage, and the state since it was opened."""
 
     partition_id: int
     want: Want
-    due_at: float = 0.0  # when it is to be opened next; seconds of the driver's clock
-    attempts: int = 0  # to open it, since the last that went well
+    due_at: float = 0.0  # earliest time of the next opening; seconds of the driver's clock
+    attempts: int = 0  # openings since the last success
     stage: Stage = Stage.WAITING
     sent: Sent = _NOTHING_SENT
     opened: Opened = field(default_factory=Opened)
     received: int = 0  # the last sequence streamed
     newest_pulled: int = 0
-    bound: int = 0  # of a whole pass: what it makes the copy complete through; 0: none
-    kept_back: list[KeptBack] = field(default_factory=list)  # batches until the pass has ended
-    kept_bytes: int = 0
-    overflowed: bool = False  # they were too many, and were dropped: another pass has to come
-    holds: bool = False  # what is pulled, until the position: the copy may be elected meanwhile
-    held: dict[bytes, bytes] = field(default_factory=dict)  # b"": removed
+    bound: int = 0  # the sequence through which a whole pass makes the copy complete; 0: no pass
+    kept_back: list[KeptBack] = field(default_factory=list)  # rows of batches before POSITIONING
+    kept_bytes: int = 0  # of ``kept_back``
+    overflowed: bool = False  # ``kept_back`` exceeded its limit and was dropped
+    holds: bool = False  # pulled rows stay in memory until the position: the copy may be elected
+    held: dict[bytes, bytes] = field(default_factory=dict)  # these rows; b"": remove the key
     held_bytes: int = 0
-    held_floor: int = 0  # the purge floor that removals raise
+    held_floor: int = 0  # the purge floor after the removals among them
     purge_floor: int = 0  # announced by the primary
     records: int = 0  # pulled
     size: int = 0  # bytes pulled
-    index: StageIndex | None = None  # in which it is filed, under what it is now
+    index: StageIndex | None = None  # the index that lists this partition under its present stage
 
     def take(self, step: Step) -> None:
-        """Change the stage."""
+        """Change the stage, and the entry in the index."""
         stage = NEXT[self.stage, step]
         if self.index is not None:
             self.index.remove(self)
@@ -299,7 +303,7 @@ class Followed:
         self.sent = sent
 
     def close(self, due_at: float = 0.0) -> None:
-        """Forget the opening."""
+        """End the opening: drop all state of it."""
         self.due_at = due_at
         self.take(Step.CLOSE)
         self.opened = Opened()
@@ -310,10 +314,10 @@ class Followed:
         self.drop_held()
 
     def hold(self, keys: Sequence[bytes], records: Sequence[bytes], floor: int) -> None:
-        """Keep aside what was pulled; an empty record removes the key.
+        """Keep pulled rows in memory; an empty record removes the key.
 
         Raises:
-            ResourceExhaustedError: it is more than any primary has in flight.
+            ResourceExhaustedError: the rows exceed ``HELD_BYTES_MAX``.
         """
         self.held.update(zip(keys, records, strict=True))
         self.held_floor = max(self.held_floor, floor)
@@ -340,7 +344,7 @@ class Followed:
 
     @property
     def joined(self) -> bool:
-        """Return whether the stream has reached all that was pulled."""
+        """Return whether the stream has reached the newest pulled record."""
         return (
             self.stage is Stage.JOINING
             and not self.overflowed
@@ -349,14 +353,16 @@ class Followed:
 
     @property
     def position(self) -> int:
-        """The sequence through which the copy is complete with all that was received. At least the
-        beginning of the primary's epoch: nothing lies between that and what came before.
+        """The sequence through which the copy is complete once all received rows are applied. It is
+        at least the beginning of the primary's epoch: no sequence lies between earlier epochs and
+        it.
         """
         return max(self.received, first_sequence(self.want.primary_epoch))
 
 
 def first_step(followed: Followed, tail_epoch: int) -> Step:
-    """Return what comes first. ``tail_epoch``: whose lineage the copy's tail belongs to, if known.
+    """Return the first step after an opening. ``tail_epoch``: the primary epoch whose lineage the
+    copy's tail belongs to; 0 if unknown.
 
     Raises:
         BadMessageError: the primary claims more of this copy than it holds.
@@ -364,8 +370,8 @@ def first_step(followed: Followed, tail_epoch: int) -> Step:
     opened, sent = followed.opened, followed.sent
     if opened.common_point > _reach(sent, opened.history):
         raise BadMessageError(
-            reason=f"partition {followed.partition_id}: common point {opened.common_point} is above"
-            f" what was complete, {sent.complete_through}"
+            reason=f"partition {followed.partition_id}: the common point {opened.common_point} is "
+            f"above the copy's complete_through, {sent.complete_through}"
         )
     dirty = bool(sent.state & CopyState.DIRTY_TAIL)
     own_tail = dirty and tail_epoch != followed.want.primary_epoch
@@ -379,8 +385,8 @@ def step_after_repair(opened: Opened) -> Step:
 
 
 def _reach(sent: Sent, history: Sequence[EpochStart]) -> int:
-    """Return the highest sequence that may say the same in the lineage as where the copy ends: an
-    epoch that began right there, or where nothing was written since, may begin with nothing.
+    """Return the highest sequence of the lineage at which its content equals the copy's end. An
+    epoch that began right at the copy's end, or where no write was since, adds its empty beginning.
     """
     reach = sent.complete_through
     for epoch, previous in history:
@@ -393,7 +399,7 @@ def _reach(sent: Sent, history: Sequence[EpochStart]) -> int:
 
 
 class Fate(Enum):
-    """The fate of a batch's rows of one partition."""
+    """The decision on a batch's rows of one partition."""
 
     APPLY = auto()
     KEEP_BACK = auto()
@@ -402,21 +408,21 @@ class Fate(Enum):
 
 
 class StageIndex:
-    """The partitions that are followed at one primary by rank and stage. So what may be opened is
-    found, and what is on its way is counted, without a look at each: there may be thousands, and
-    something changes for each of them.
+    """The partitions followed at one primary, by rank and stage. It finds the partitions to open
+    and counts the ones on their way without a scan: there may be thousands, and each of them
+    changes.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Rank, Stage]] = Counter()
         self.joining: dict[int, Followed] = {}  # by partition
-        self._due: dict[Rank, dict[int, Followed]] = {rank: {} for rank in Rank}  # WAITING
-        # And those that are due later: a heap of (due_at, partition, the partition's object). An
-        # entry that does not say what the object says now is of the past.
+        # WAITING partitions that may be opened now, and a heap of (due_at, partition_id, partition)
+        # of the ones that wait for a later time. An entry that differs from its object is stale.
+        self._due: dict[Rank, dict[int, Followed]] = {rank: {} for rank in Rank}
         self._later: list[tuple[float, int, Followed]] = []
 
     def add(self, followed: Followed) -> None:
-        """File it, as it is now."""
+        """Enter the partition under its present rank and stage."""
         rank, stage, p = followed.want.rank, followed.stage, followed.partition_id
         self.counts[rank, stage] += 1
         if stage is Stage.JOINING:
@@ -427,7 +433,7 @@ class StageIndex:
             self._due[rank][p] = followed
 
     def remove(self, followed: Followed) -> None:
-        """Take it out: it is about to change, or has ended."""
+        """Take the partition out, before it changes or ends."""
         rank, stage = followed.want.rank, followed.stage
         self.counts[rank, stage] -= 1
         if stage is Stage.JOINING:
@@ -437,11 +443,11 @@ class StageIndex:
 
     @property
     def has_some_not_in_sync(self) -> bool:
-        """True if a copy that is not in sync, by the newest row, has to be brought up."""
+        """True if the newest row of any partition here does not count this node as in sync."""
         return any(count and rank is not Rank.IN_SYNC for (rank, _), count in self.counts.items())
 
     def due(self, rank: Rank, now: float) -> Iterable[Followed]:
-        """Return what waits and is due, in the order in which it became so."""
+        """Return the WAITING partitions whose time has come, in the order in which it came."""
         while self._later and self._later[0][0] <= now:
             at, p, followed = heappop(self._later)
             if followed.index is self and followed.stage is Stage.WAITING and followed.due_at == at:
@@ -450,27 +456,30 @@ class StageIndex:
 
     @property
     def next_due_at(self) -> float | None:
-        """The time to look again for something that is due; None: all that waits is due already."""
+        """The time at which the next WAITING partition becomes due, or None if all are due
+        already.
+        """
         return self._later[0][0] if self._later else None
 
 
 class ReplicaSync:
-    """All that is followed at one primary.
+    """All partitions that this node follows at one primary.
 
-    ``unanswered``: opened on this stream, and the answer has not come. Answers carry no number, so
-    a partition is not opened again before.
+    ``unanswered``: the partitions whose opening on this stream has no answer yet. Answers carry no
+    number, so a partition is not opened again before the answer to its last opening.
     """
 
     def __init__(self) -> None:
         self.partitions: dict[int, Followed] = {}
         self.index = StageIndex()
-        self.unanswered: dict[int, float] = {}  # and since when
+        self.unanswered: dict[int, float] = {}  # by partition: when it was opened
         self.kept_bytes = 0
 
     def want(self, wants: Mapping[int, Want]) -> tuple[list[Followed], list[Followed]]:
-        """Take the newest rows; return (ended, changed): what was under way of those is over.
+        """Apply the newest rows; return (ended, changed) partitions. The work for both has ended.
 
-        A row that changed only in who is in sync ends nothing, and gives what waits another try.
+        A row of which only in_sync changed ends no work; a WAITING partition is tried again at
+        once.
         """
         ended = [f for p, f in self.partitions.items() if p not in wants]
         for followed in ended:
@@ -485,7 +494,7 @@ class ReplicaSync:
                 new = Followed(partition_id, want, index=self.index)
                 self.partitions[partition_id] = new
                 self.index.add(new)
-            elif known.want is not want and known.want != want:  # most rows have not changed
+            elif known.want is not want and known.want != want:  # ``is`` first: most are unchanged
                 if known.want.primary_epoch != want.primary_epoch:
                     changed.append(known)
                 self.index.remove(known)
@@ -499,7 +508,7 @@ class ReplicaSync:
         followed.close(due_at)
 
     def lose(self) -> None:
-        """The stream has ended, and with it everything that was open on it."""
+        """Close all openings: the stream has ended."""
         for followed in self.partitions.values():
             if followed.stage is not Stage.WAITING:
                 followed.close()
@@ -511,19 +520,19 @@ class ReplicaSync:
         followed.open(sent)
 
     def answered(self, partition_id: int) -> Followed | None:
-        """An opening was answered; return what it was for, or None if that is over."""
+        """Note the answer to an opening; return the partition, or None if the opening has ended."""
         self.unanswered.pop(partition_id, None)
         followed = self.partitions.get(partition_id)
         return followed if followed is not None and followed.stage is Stage.OPENING else None
 
     def due(self, rank: Rank, now: float) -> Iterator[Followed]:
-        """Return what may be opened now, by its rank."""
+        """Return the partitions of a rank that may be opened now."""
         return (f for f in self.index.due(rank, now) if f.partition_id not in self.unanswered)
 
     def fate_of(
         self, partition_id: int, primary_epoch: int, previous: int, last: int
     ) -> tuple[Fate, Followed | None]:
-        """Decide on a batch's step of one partition, and count it as received."""
+        """Decide on a batch's rows of one partition, and count the batch as received."""
         followed = self.partitions.get(partition_id)
         if followed is None or followed.want.primary_epoch != primary_epoch:
             return Fate.IGNORE, followed
@@ -532,7 +541,7 @@ class ReplicaSync:
             return Fate.IGNORE, followed
         if followed.overflowed:
             return Fate.IGNORE, followed
-        start = first_sequence(primary_epoch)  # nothing is streamed from below it
+        start = first_sequence(primary_epoch)  # no sequence below it is streamed
         if max(previous, start) != max(followed.received, start) or last < previous:
             return Fate.GAP, followed
         followed.received = last
@@ -541,7 +550,9 @@ class ReplicaSync:
     def keep_back(
         self, followed: Followed, keys: Sequence[bytes], records: Sequence[bytes]
     ) -> None:
-        """Keep rows until the copy is ready for them; drop all of the partition's if too many."""
+        """Keep rows until the copy can apply them. Beyond the limits, drop all kept rows of the
+        partition.
+        """
         size = sum(map(len, keys)) + sum(map(len, records)) + ROW_OVERHEAD_BYTES * len(keys)
         if (
             followed.kept_bytes + size > BUFFER_PARTITION_BYTES_MAX and not followed.holds
@@ -555,7 +566,7 @@ class ReplicaSync:
         self.kept_bytes += size
 
     def take_kept_back(self, followed: Followed) -> list[KeptBack]:
-        """Return what was kept back, in order, and keep it no longer."""
+        """Return the kept-back rows in order, and forget them."""
         taken = followed.kept_back
         self.kept_bytes -= followed.kept_bytes
         followed.drop_kept_back()
@@ -563,7 +574,9 @@ class ReplicaSync:
 
 
 def chunks_by_size(ready: Sequence[Followed], bytes_max: int) -> Iterator[list[Followed]]:
-    """Cut into chunks that have kept back so many bytes, or hold a single larger one."""
+    """Split partitions into chunks of at most ``bytes_max`` kept-back bytes, or a single larger
+    one.
+    """
     chunk: list[Followed] = []
     size = 0
     for followed in ready:

@@ -1,20 +1,21 @@
-"""A primary's view of its followers: what each has to hold, and what it said that it holds.
+"""A primary's view of its followers: the sequence that each must hold, and has said to hold.
 
 Invariants:
-- A write is complete, and only then seen by reads and acknowledged, when it is durable here and on
-  every follower that is required: the row's in_sync, and all in a proposed set whose fate is not
-  known (rule 5). ``completed[p]`` only rises, and never above what each of them has said.
-- What a follower holds counts only while the partition is open to it, after it has said so itself
-  (``positioned``); with its stream all of it is forgotten.
-- A follower that says nothing although it should is late with all that it is in sync of, not only
-  with what happens to be written: else every partition would wait for it once.
-- A partition that was adopted is not served before every required follower holds the beginning of
-  the epoch (rule 4).
-- A partition that the newest row does not give to this node at the adopted epoch has no followers
-  here, and nothing waits for any.
+- A write is complete when it is durable here and on every required follower: the members of the
+  row's in_sync, and of every proposed set whose fate is not known (rule 5). Only then do reads see
+  it, and is it acknowledged. ``completed[p]`` only rises, and never above what any of them said.
+- The position of a follower counts only while the partition is open to it, from the follower's own
+  statement of it (``positioned``) until its stream ends.
+- A follower that is silent although it should answer is late in every partition of which it is in
+  sync, not only in the ones being written: else each partition would wait for it once.
+- An adopted partition is not served before every required follower holds the beginning of the epoch
+  (rule 4).
+- A partition whose newest row does not name this node as primary of the adopted epoch has no
+  followers here, and no write of it waits for one.
 
-State is held in columns over partitions, and over (follower, partition). A follower is known by its
-slot, which its node keeps while this process lives. Pure: the driver passes messages and time.
+State is held in columns over partitions, and over (follower, partition). The first index is the
+follower's slot, which a node keeps while this process lives. Pure: the driver passes messages and
+the time.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ from koinon_proto.contract.table import (
 )
 
 _LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
-_STEP_S_MAX = 0.25  # of silence, from one look to the next: a pause of this process is not theirs
+_STEP_S_MAX = 0.25  # silence counted per round at most: a pause of this process is not theirs
 _STUCK_S = 0.2
-"""A group that has waited for so long for a follower that says nothing is stuck."""
+"""A group that has waited so many seconds for a silent follower is stuck."""
 
 
 class Answer(Enum):
-    """The answer to a follower that opens a partition."""
+    """The answer to a follower's opening of a partition."""
 
     OPENED = auto()
     TAKE_SNAPSHOT = auto()
@@ -66,7 +67,9 @@ class Answer(Enum):
 
 
 class Opening(NamedTuple):
-    """All but the answer counts only for OPENED. ``required``: writes wait for this follower."""
+    """An answer with its fields, which count only for OPENED. ``required``: writes wait for this
+    follower.
+    """
 
     answer: Answer
     common_point: int = 0
@@ -75,8 +78,8 @@ class Opening(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A follower's description of its copy when it opens a partition. ``unchanged_from``: from
-    there through ``complete_through`` the copy's lineage has no write, and it holds none above.
+    """A follower's description of its copy at the opening. Its lineage has no write from
+    ``unchanged_from`` through ``complete_through``, and the copy holds none above.
     """
 
     partition_id: int
@@ -112,36 +115,36 @@ _BY_PARTITION: _Columns = {
     "minima": (np.int64, 1),
     "given_up": (np.bool_, False),
 }
-"""Each column's type, and what it holds where nothing is known."""
+"""Each column's type and its initial value."""
 
 
 class ReplicaTracker:
-    """The columns. ``stopped`` and ``too_few`` are what reads and writes look at (state.py)."""
+    """The columns, and the decisions that read them."""
 
     # By (follower, partition).
-    replicas: BoolArray  # by the newest row, this node left out
-    in_sync: BoolArray  # by the newest row, this node left out
-    proposed: BoolArray  # in sets whose fate is not known
-    joining: BoolArray  # about to be proposed
-    leaving: BoolArray  # cannot go on
-    required: BoolArray  # has to hold what this node writes; see ``require``
-    opened: BoolArray  # the follower has it open on its stream
-    positioned: BoolArray  # and has said since what its copy is complete through
-    acked: U64Array  # the last sequence that it said to hold durably; 0: said nothing
-    holds: U64Array  # tombstones above these are needed
+    replicas: BoolArray  # member of the newest row's replicas, without this node
+    in_sync: BoolArray  # member of the newest row's in_sync, without this node
+    proposed: BoolArray  # member of a proposed in_sync whose fate is not known
+    joining: BoolArray  # about to be proposed as a member
+    leaving: BoolArray  # has failed for good: to be proposed out of in_sync
+    required: BoolArray  # writes wait for this follower; see ``require``
+    opened: BoolArray  # open on the follower's stream
+    positioned: BoolArray  # the follower has stated its position since the opening
+    acked: U64Array  # the last sequence that the follower said to hold durably; 0: none stated
+    holds: U64Array  # a pass of the follower needs the tombstones above this sequence
     # By follower.
-    live: BoolArray  # by the newest table
-    heard: BoolArray  # since the last look
-    departing: BoolArray  # its node is about to stop
-    silence_s: F64Array  # for how long it has said nothing although it should
-    durable_from: F64Array  # when what it made durable last was sent, monotonic seconds
-    durable_in_s: F64Array  # and how long it took, there and back
+    live: BoolArray  # alive by the newest table
+    heard: BoolArray  # has acknowledged something since the last ``look``
+    departing: BoolArray  # the node is about to stop
+    silence_s: F64Array  # how long it has been silent although it should answer
+    durable_from: F64Array  # when the batch that it made durable last was sent, monotonic seconds
+    durable_in_s: F64Array  # time from then to the acknowledgement
     # By partition.
-    epochs: U64Array  # adopted, and given by the newest row; 0: not led here
-    streamed: U64Array  # the last sequence that followers were sent
-    completed: U64Array  # the last sequence that is durable on all that are required
-    ready: BoolArray  # served since it was adopted
-    broken: BoolArray  # an own commit failed that followers have
+    epochs: U64Array  # adopted, and the newest row's; 0: this node does not lead the partition
+    streamed: U64Array  # the last sequence sent to followers
+    completed: U64Array  # the last sequence that is durable here and on all required followers
+    ready: BoolArray  # may be served: rule 4 holds since the adoption
+    broken: BoolArray  # this node could not store a write that followers have (rule 8)
     adopted_at: F64Array  # monotonic seconds
     minima: npt.NDArray[np.int64]  # how many in-sync replicas a write needs, this node included
     given_up: BoolArray  # the row wants another primary
@@ -152,17 +155,17 @@ class ReplicaTracker:
         self.pending = pending
         self.table: Table | None = None
         self.me = NO_NODE
-        self.slots: dict[NodeNumber, int] = {}  # rows of the columns by follower
+        self.slots: dict[NodeNumber, int] = {}  # a follower's index into the columns
         self.numbers: list[NodeNumber] = []  # by slot
         self.any_required = False  # whether any partition has a required follower
         self.any_replicated = False  # whether any row has more than one replica
         self._has_unready = False  # whether a partition was adopted that may not be ready yet
-        self._looked_at = 0.0  # monotonic seconds
-        self._size = -1  # of rows in the table, which keyspaces make longer
+        self._looked_at = 0.0  # the time of the last ``look``, monotonic seconds
+        self._size = -1  # rows in the table; a new keyspace adds some
         self._resize(0, 0)
 
     def _resize(self, slots: int, size: int) -> None:
-        """Make room for so many followers and partitions; what is known of them stays."""
+        """Grow the columns to so many followers and partitions; keep their values."""
         is_first = self._size < 0
         self._size = size
         for shape, columns in (
@@ -179,7 +182,7 @@ class ReplicaTracker:
                 setattr(self, name, column)
 
     def slot_of(self, number: NodeNumber) -> int:
-        """Return the node's slot; a new one if it has none."""
+        """Return the node's slot; give it a new one if it has none."""
         slot = self.slots.get(number)
         if slot is None:
             slot = self.slots[number] = len(self.numbers)
@@ -198,8 +201,9 @@ class ReplicaTracker:
     def on_table(
         self, table: Table, me: NodeNumber, node_epoch: int
     ) -> tuple[list[int], list[int]]:
-        """Take the newest table. Returns the partitions that are led no more, and those whose row
-        changed; ``me`` and ``node_epoch`` are this node's, as far as it is registered.
+        """Apply the newest table. Return the partitions that this node no longer leads, and the
+        partitions whose row changed. ``me`` and ``node_epoch`` are this node's, as far as it is
+        registered.
         """
         before, same = self.table, self.me == me
         self.table, self.me = table, me
@@ -218,14 +222,14 @@ class ReplicaTracker:
         )
         settings = table.cluster, table.keyspace_list
         if before is not None and (before.cluster, before.keyspace_list) != settings:
-            # They count for rows that have not changed, too.
+            # Live nodes count for unchanged rows, too.
             self.minima[:] = list(map(table.keyspaces.min_in_sync, table.rows))
         for mask in (self.joining, self.opened, self.positioned):
             mask[:, changed] &= self.replicas[:, changed]
         self.leaving[:, changed] &= self.in_sync[:, changed]
         self.require(changed)
         self.any_replicated = bool(self.primaries.replicated.any())
-        # What is led by a row that has not changed is led by this node still.
+        # An unchanged row still names this node as primary.
         looked = changed if registered and same else np.flatnonzero(self.led).tolist()
         lost = [
             p
@@ -244,7 +248,9 @@ class ReplicaTracker:
         return lost, changed
 
     def _take_rows(self, rows: Sequence[PartitionRow]) -> None:
-        """Let the columns say what these rows say. Of thousands most have members alike."""
+        """Set the columns to these rows. Rows with the same members are handled together: thousands
+        may change at once.
+        """
         assert self.table is not None
         minima = list(map(self.table.keyspaces.min_in_sync, rows))
         self.minima[[row.partition_id for row in rows]] = minima
@@ -264,8 +270,8 @@ class ReplicaTracker:
                 self.in_sync[slot, p] = number in in_sync and number != self.me
 
     def _lose(self, p: Sequence[int]) -> None:
-        """Forget partitions that another node leads, or none: nothing waits for their followers.
-        The caller recomputes who is required, for all that it changes at once.
+        """Forget partitions that this node no longer leads. The caller then recomputes
+        ``required``, once for all changes.
         """
         self.epochs[p] = 0
         self.ready[p] = self.broken[p] = False
@@ -275,15 +281,15 @@ class ReplicaTracker:
         self.holds[:, p] = NO_SEQUENCE
 
     def require(self, partition_ids: Sequence[int]) -> None:
-        """Recompute who is required."""
+        """Recompute which followers are required in these partitions."""
         p = np.asarray(partition_ids, np.intp)
         wanted = self.in_sync[:, p] | self.proposed[:, p] | self.joining[:, p]
         self.required[:, p] = wanted & (self.epochs[p] != 0)
         self.any_required = bool(self.required.any())
 
     def adopt(self, adopted: Mapping[int, int], now: float) -> None:
-        """Lead the partitions in these epochs, which are durable here, as far as the newest rows
-        still say so.
+        """Lead the partitions in these epochs, which are durable here, unless the newest rows have
+        changed.
         """
         if self.table is None:
             return
@@ -301,8 +307,8 @@ class ReplicaTracker:
         self.require(p)
 
     def take_ready(self) -> list[int]:
-        """Return (once) the partitions that may be served now."""
-        if not self._has_unready:  # this is asked at each acknowledgement
+        """Return the partitions that may be served and were not returned before."""
+        if not self._has_unready:  # quick exit: this runs at each acknowledgement
             return []
         waiting = np.flatnonzero(self.led & ~self.ready)
         if not len(waiting):
@@ -318,7 +324,9 @@ class ReplicaTracker:
     # --- followers -------------------------------------------------------------------------
 
     def open(self, slot: int, asked: Asked) -> Opening:
-        """Decide what the follower is told, and count the partition as open if it is opened."""
+        """Answer a follower's opening; count the partition as open to it if the answer is
+        OPENED.
+        """
         p, table = asked.partition_id, self.table
         self.heard[slot] = True
         if table is None or p >= self._size:
@@ -329,7 +337,7 @@ class ReplicaTracker:
         if row.primary != self.me or asked.primary_epoch < row.primary_epoch:
             return Opening(Answer.NOT_PRIMARY)
         self._close_those(slot, p)
-        # A removal that left no tombstone has to be below what is streamed from here on.
+        # A removal that left no tombstone must lie below the beginning of the stream.
         unsent_removal = self.copies.purge_floors[p] > self.streamed[p]
         led = int(self.epochs[p]) == asked.primary_epoch
         if not led or not self.replicas[slot, p] or self.broken[p] or unsent_removal:
@@ -349,12 +357,13 @@ class ReplicaTracker:
         self.holds[slot, p] = point
         self.opened[slot, p] = True
         if asked.unchanged_from <= point and known.unchanged_from <= point:
-            # Neither lineage has a write between there and where the copy ends, or the epoch began.
+            # Neither lineage has a write between there and the copy's end, or the epoch's
+            # beginning.
             point = max(point, first_sequence(asked.primary_epoch))
         return Opening(Answer.OPENED, point, stream_from, bool(self.required[slot, p]))
 
     def close(self, slot: int, partition_ids: U32Array) -> None:
-        """The follower has these open no more."""
+        """Note that the follower has closed these partitions."""
         self._close_those(slot, partition_ids[partition_ids < self._size])
 
     def _close_those(self, slot: int, p: U32Array | int) -> None:
@@ -363,8 +372,8 @@ class ReplicaTracker:
         self.holds[slot, p] = NO_SEQUENCE
 
     def depart(self, slot: int) -> None:
-        """The follower's node is about to stop: it is to be put out of every set, and counts for
-        as long as that takes, since it still acknowledges.
+        """Note that the follower's node is about to stop. It will be removed from every in_sync;
+        until then writes still wait for it, since it still acknowledges.
         """
         self.departing[slot] = True
 
@@ -381,7 +390,9 @@ class ReplicaTracker:
     def position(
         self, slot: int, partition_ids: U32Array, primary_epochs: U64Array, sequences: U64Array
     ) -> None:
-        """Note that these copies are complete through these sequences, and follow."""
+        """Note that the follower's copies are complete through these sequences and apply
+        batches.
+        """
         self.heard[slot] = True
         known = partition_ids < self._size
         p, epochs, held = partition_ids[known], primary_epochs[known], sequences[known]
@@ -398,21 +409,23 @@ class ReplicaTracker:
         self.holds[slot, p] = NO_SEQUENCE
 
     def acknowledge(self, slot: int, partition_ids: U32Array, lasts: U64Array) -> None:
-        """Batches up to these sequences are durable there, where the follower is positioned."""
+        """Note that batches up to these sequences are durable on the follower, where it is
+        positioned.
+        """
         self.heard[slot] = True
         held = np.where(self.positioned[slot, partition_ids], lasts, 0)
         self.acked[slot, partition_ids] = np.maximum(self.acked[slot, partition_ids], held)
 
     def made_durable(self, slot: int, touched: U32Array, sent_at: float, now: float) -> None:
-        """Note that it has acknowledged what was sent then of these. What it only keeps back is
-        acknowledged too, and says nothing of its disk.
+        """Note when the follower acknowledged a batch that was sent at ``sent_at``.
+        Acknowledgements of kept-back rows do not count: they say nothing about its disk.
         """
         if self.positioned[slot, touched].any():
             self.durable_from[slot], self.durable_in_s[slot] = sent_at, now - sent_at
 
     def durable_since(self, sent_at: float, within_s: float) -> BoolArray:
-        """Return by follower who has made durable something that was sent then or later, in less
-        than so many seconds.
+        """Return a mask of the followers that made a batch sent at ``sent_at`` or later durable
+        within so many seconds.
         """
         since: BoolArray = (self.durable_from >= sent_at) & (self.durable_in_s <= within_s)
         return since
@@ -420,8 +433,8 @@ class ReplicaTracker:
     # --- groups ----------------------------------------------------------------------------
 
     def send(self, group: CommitGroup, touched: U32Array, lasts: U64Array) -> U64Array:
-        """The group is on its way, and followers have to hold this of it; return what was streamed
-        of each entry's partition before.
+        """Note that the group is sent to followers, with these last sequences; return for each
+        entry the last sequence that was sent before.
         """
         group.touched, group.lasts = touched, lasts
         previous = self.streamed[touched]
@@ -429,15 +442,17 @@ class ReplicaTracker:
         return previous
 
     def missing(self, touched: U32Array, lasts: U64Array) -> BoolArray:
-        """Return, by (follower, entry), who has to hold what and has not said so."""
+        """Return a (follower, entry) mask of the required followers that have not acknowledged the
+        entry's sequence.
+        """
         missing: BoolArray = self.required[:, touched] & (self.acked[:, touched] < lasts)
         return missing
 
     def covers(self, touched: U32Array, lasts: U64Array) -> bool:
-        """Return whether all who have to hold these."""
+        """Return whether all required followers hold these sequences."""
         if not self.any_required:
             return True
-        if len(touched) == 1:  # of a put alone: numbers cost less than arrays of one
+        if len(touched) == 1:  # a single put: Python numbers cost less than arrays of one
             p, last = touched.item(), lasts.item()
             acked = self.acked[:, p].tolist()
             required = self.required[:, p].tolist()
@@ -445,8 +460,8 @@ class ReplicaTracker:
         return not self.missing(touched, lasts).any()
 
     def now_complete(self, *, stuck_too: bool = False) -> list[CommitGroup]:
-        """Return the durable groups that are complete, for the caller to say so. Those that have
-        been stuck for long are looked at only if asked for, and count partition by partition.
+        """Return the durable groups that have become complete. Groups that have been stuck for long
+        are checked only with ``stuck_too``; of these each complete partition counts by itself.
         """
         found = []
         for group in self.pending.durable():
@@ -468,12 +483,12 @@ class ReplicaTracker:
             self.completed[touched] = np.maximum(self.completed[touched], lasts)
 
     def drained(self, p: int) -> bool:
-        """Return whether all that was ever written in this epoch is complete."""
+        """Return whether every write of this epoch is complete."""
         return int(self.completed[p]) >= int(self.primaries.last_sequences[p])
 
     def look(self, now: float) -> None:
-        """Count for how long each follower has said nothing although it was sent something that is
-        durable here, or has nothing open although it is in sync; see which groups are stuck.
+        """Add to the silence of each follower that owes an acknowledgement of something durable
+        here, or has opened nothing although it is in sync; find the stuck groups.
         """
         step_s = min(now - self._looked_at, _STEP_S_MAX)
         self._looked_at = now
@@ -489,22 +504,24 @@ class ReplicaTracker:
             group.stuck = group.stuck or self._waits_for_silent(group)
 
     def _waits_for_silent(self, group: CommitGroup) -> bool:
-        """Return whether a follower that has no stream, or says nothing, keeps the group waiting.
-        Of one that is slow the next acknowledgement may complete all of the group.
+        """Return whether the group waits for a follower that is silent or has no stream. A group
+        that waits only for slow followers may be completed by their next acknowledgement.
         """
         speaks = self.positioned[:, group.touched] & (self.silence_s <= _STUCK_S)[:, None]
         return bool((self.missing(group.touched, group.lasts) & ~speaks).any())
 
     def reached(self, timeout_s: float) -> BoolArray:
-        """Return by (follower, partition) who follows, and has not been silent for the timeout."""
+        """Return a (follower, partition) mask: the follower is positioned and was not silent for
+        the timeout.
+        """
         reached: BoolArray = self.positioned & (self.silence_s <= timeout_s)[:, None]
         return reached
 
     def late(self, now: float, timeout_s: float, *, spare: bool = False) -> BoolArray:
-        """Return by (follower, partition) who is required and has kept a write or a takeover
-        waiting for longer than the timeout, or cannot go on; and who is in sync and silent. No
-        follower is late with what is not durable here: a disk that all share makes none late.
-        ``spare``: nor is one that leaves, for now.
+        """Return a (follower, partition) mask of late followers: required ones that have delayed a
+        write or a takeover for longer than the timeout or have failed for good, and silent in-sync
+        ones. A write that is not durable here makes no follower late, so a hanging disk that all
+        share makes none late. With ``spare`` followers that leave are not late either.
         """
         late: BoolArray = (self.leaving | self.departing[:, None]) & self.required & (not spare)
         silent = self.silence_s > timeout_s
@@ -522,12 +539,12 @@ class ReplicaTracker:
             late[:, taking] |= self.required[:, taking] & (self.acked[:, taking] < starts)
         return late
 
-    # --- what follows from it --------------------------------------------------------------
+    # --- derived facts ---------------------------------------------------------------------
 
     @property
     def rests(self) -> bool:
-        """True while all that is led is served, with every replica in sync and none silent: then
-        nothing comes due by time alone.
+        """True while every led partition is served, every replica is in sync and none is silent:
+        then no decision becomes due by time alone.
         """
         led = self.led
         return (
@@ -542,8 +559,9 @@ class ReplicaTracker:
         return count
 
     def purge_bounds(self, partition_ids: U32Array) -> U64Array:
-        """Return through which sequence each partition's tombstones may be purged: what every
-        required follower holds, and no pass needs. 0 where it is not served here.
+        """Return for each partition the sequence through which tombstones may be purged: every
+        required follower holds it, and no pass needs a tombstone below. 0 where this node does not
+        serve.
         """
         p = partition_ids
         bounds: U64Array = self.completed[p].copy()
@@ -556,8 +574,8 @@ class ReplicaTracker:
     def members_by(
         self, mask: BoolArray, partition_ids: Sequence[int]
     ) -> dict[int, list[NodeNumber]]:
-        """Return the nodes of a mask over (follower, partition), by those partitions that have any.
-        One look for all of them: thousands may lose a follower at once.
+        """Return the nodes in a (follower, partition) mask, by partition; partitions without any
+        are left out. One pass handles all: thousands of partitions may lose a follower at once.
         """
         found: dict[int, list[NodeNumber]] = {}
         slots, places = np.nonzero(mask[:, partition_ids])
@@ -567,7 +585,7 @@ class ReplicaTracker:
 
 
 def _same_members(row: PartitionRow, old: PartitionRow) -> bool:
-    """Return whether the columns of a row stay: only its epochs or its status have changed."""
+    """Return whether two rows have the same members, so that the columns do not change."""
     return (
         row.in_sync == old.in_sync
         and row.replicas == old.replicas
