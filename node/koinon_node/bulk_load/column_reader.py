@@ -1,7 +1,8 @@
-"""Reads pages of the partitions served here, in columns: scans for Spark and the command line.
+"""Reads pages of the partitions that this node serves as columns: scans for Spark and the command
+line.
 
 A page sees every write acknowledged before it began, and shows no row whose commit group is not
-complete. It lets others run every few thousand rows.
+complete. Reading yields to the event loop every few thousand rows.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from koinon_proto.contract.errors import KoinonError, LeaseExpiredError, Resourc
 from koinon_proto.server import admission
 
 PAGE_BYTES = 4 * 1024 * 1024
-_SCAN_BYTES = 512 * 1024  # between two chances for others to run
+_SCAN_BYTES = 512 * 1024  # read between two yields to the event loop
 _SCAN_ROWS = 8_192
-_ROWS_MAX = 1 << 32  # of a page that no quota bounds: its bytes do
+_ROWS_MAX = 1 << 32  # of a page without a quota: its bytes bound it
 _DEAD_ROWS_MAX = 8_192
-"""Rows of a page that have expired or were deleted; there may be as many as ever were."""
+"""Dead rows (expired or deleted) after which a page ends: there may be any number of them."""
 _NO_LENGTHS = np.zeros(0, np.uint32)
 _flags_of = operator.itemgetter(records.FLAGS_AT)
 _user_key = operator.itemgetter(slice(records.KEY_AT, None))
@@ -38,7 +39,9 @@ _first, _second = operator.itemgetter(0), operator.itemgetter(1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnsPage:
-    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them."""
+    """A request for a page. ``partition_ids`` ascend; ``after_key`` belongs to the first of
+    them.
+    """
 
     table_version: int
     partition_ids: Sequence[int]
@@ -51,7 +54,7 @@ class ColumnsPage:
 
 @dataclass(kw_only=True, slots=True)
 class ColumnsAnswer:
-    """Columns over rows; ``runs`` says how many rows there are of each partition."""
+    """A page's columns over rows; ``runs`` has the number of rows by partition."""
 
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)
@@ -79,7 +82,7 @@ class ColumnsAnswer:
 
 
 class ColumnReader:
-    """Reads pages of records as columns, for Spark. For the event loop only."""
+    """Reads pages of records as columns. Belongs to the event loop."""
 
     def __init__(self, engine: Engine, counts: RowCounts | None = None) -> None:
         context = engine.context
@@ -91,7 +94,7 @@ class ColumnReader:
         self._replicator = context.replicator
         self._limits = context.limits
         self._clock = context.clock
-        self._reading_bytes = 0  # of all pages that are being read now, at their full size
+        self._reading_bytes = 0  # of all pages being read now, each counted at its full size
 
     async def read_columns(self, page: ColumnsPage) -> ColumnsAnswer:
         """Return one page. It sees every write acknowledged before it began; rows that change
@@ -107,7 +110,7 @@ class ColumnReader:
         rows_max = _ROWS_MAX
         first = page.partition_ids[0] if page.partition_ids else 0
         quota = self._state.quota(view, first)
-        if quota is not None:  # the rest of the page is the next one's
+        if quota is not None:  # a smaller page: the next one continues after it
             rows_max, bytes_left = quota.room(self._state.now())
             bytes_max = min(bytes_max, bytes_left)
         if self._reading_bytes and self._reading_bytes + bytes_max > self._limits.reading_bytes:
@@ -143,7 +146,7 @@ class ColumnReader:
         incomplete: set[CommitGroup] = set()
         visited: list[int] = []
         size, dead, at, after_key = 0, 0, 0, page.after_key
-        looked = read = 0  # since others could run
+        looked = read = 0  # bytes and rows since the last yield
         await self._engine.context.writer.settle(page.partition_ids)
         while at < len(page.partition_ids):
             p = page.partition_ids[at]
@@ -195,12 +198,12 @@ class ColumnReader:
         answer: ColumnsAnswer,
         expired: Expired,
     ) -> tuple[int, int]:
-        """Append live rows of these data keys and records to the answer, note expired ones; return
-        the bytes that it grew by, and those of all records.
+        """Append live rows of these data keys and records to the answer, and note expired ones.
+        Return the bytes that the answer grew by, and the bytes of all records.
         """
         sizes = np.fromiter(map(len, found), np.uint32, len(found))
         scanned = int(sizes.sum())
-        decoded: list[records.Record] = []  # where a record may carry more than a value
+        decoded: list[records.Record] = []  # only where a record may carry more than a value
         with_flags = any(map(_flags_of, found))
         if with_flags:
             keys, found, decoded = self._live(keys, found, expired)
@@ -231,7 +234,7 @@ class ColumnReader:
     def _live(
         self, keys: Sequence[bytes], found: Sequence[bytes], expired: Expired
     ) -> tuple[list[bytes], list[bytes], list[records.Record]]:
-        """Return the rows that are no tombstones and have not expired, as found and decoded."""
+        """Return the rows that are neither tombstones nor expired, encoded and decoded."""
         now_ms = self._clock.now_ms()
         live_keys, live, decoded = [], [], []
         for key, data in zip(keys, found, strict=True):

@@ -1,8 +1,8 @@
-"""Empties a keyspace, as a bulk load that overwrites with nothing: all of it, or nothing.
+"""Empties a keyspace by an overwriting bulk load without rows: atomically, all of it or nothing.
 
-The coordinators open and commit the load in one call, which may be repeated by the job's name. From
-then on the load ends merged, whoever dies. The caller is answered once it is merged everywhere, so
-that nobody reads afterwards what was there before.
+The coordinators open and commit the load in one call, which may be retried under the job's name.
+After that the load will be merged, whichever process dies. The caller gets the answer once the load
+is merged in every partition, so that later reads see no older record.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from koinon_proto.contract.keyspaces import KeyspaceId
 from koinon_proto.v1 import loads_pb2
 
 _COMMIT_S = 8.0
-"""For so long the leader is asked again: shorter than an open load of this kind lasts."""
+"""For so many seconds the call is retried: less than the lifetime of such a load while open."""
 _POLL_S = 0.01
 
 
 class Emptier:
-    """Empties keyspaces for clients. For the event loop only."""
+    """Empties keyspaces for clients. Belongs to the event loop."""
 
     def __init__(self, state: NodeState, calls: EmptyingCalls) -> None:
         self._state = state
         self._calls = calls
 
     async def empty(self, keyspace_id: KeyspaceId, description: str) -> None:
-        """Empty the keyspace; return once every partition of it is. ``description``: for people,
-        who wants it.
+        """Empty the keyspace; return once every partition is empty. ``description`` tells operators
+        who asked for it.
 
         Raises:
-            UnknownFateError: it may be emptied, now or later; to empty it again does no harm.
-            KoinonError: nothing is emptied.
+            UnknownFateError: the keyspace may be emptied, now or later; a retry does no harm.
+            KoinonError: nothing was emptied.
         """
         load = await self._committed(keyspace_id, description)
         if load.state == loads_pb2.LOAD_STATE_DONE:
@@ -43,7 +43,7 @@ class Emptier:
             if not self._state.serving():
                 raise UnknownFateError(
                     reason=f"load {load.load_id} empties the keyspace, but this node has lost its "
-                    "lease and cannot tell when it has done so"
+                    "lease and cannot tell when the load is done"
                 )
             await asyncio.sleep(_POLL_S)
 
@@ -64,7 +64,7 @@ class Emptier:
             await asyncio.sleep(_POLL_S)
 
     def _has_ended(self, load: loads_pb2.EmptyKeyspaceResponse) -> bool:
-        """Return whether a table that knows of the load names it no more."""
+        """Return whether the load is over: a table new enough to know it does not list it."""
         table = self._state.table()
         if table.table_version < load.table_version:
             return False

@@ -1,13 +1,15 @@
-"""Merges what committed bulk loads have staged in the partitions led here, and deletes the rest.
+"""Merges staged rows of committed bulk loads in the partitions led here; deletes rows of ended
+loads.
 
-Driven by the table, which names the loads that are open or being merged. Of a load that is being
-merged each partition led here is taken through its steps, a few partitions at a time: the next ones
-are planned on a thread while the writer is busy with those before. What is merged, on all in-sync
-replicas, is reported; a node that takes a partition over goes on by the mark that its records hold.
+The table drives it: the table names the loads that are open or being merged. For a load that is
+being merged, this node takes each partition that it leads through its merge steps, a few partitions
+at a time. A thread plans the next steps while the writer writes the ones before. A partition that
+is merged on all in-sync replicas is reported to the coordinators. A node that takes a partition
+over continues from the mark among its records.
 
-What is staged of a load that the table does not name is deleted. A load is never opened again, and
-no task stages for it any more: once this node knows the table, its own stages are refused, and what
-they had queued comes before (the barrier).
+Rows staged for a load that the table does not name are deleted. A load is never opened again, and
+no more rows are staged for it: once this node has the table, it refuses them, and a barrier lets
+the writes that were queued before come first.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from koinon_proto.v1.replication_pb2 import MergeStep
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.25
-_NOTHING_TAKEN_S = 0.01
-_REPORT_S = 0.5
-_BATCH_PARTITIONS = 64
+_NOTHING_TAKEN_S = 0.01  # the wait after a round in which no step could be queued
+_REPORT_S = 0.5  # the longest time between two reports of merged partitions
+_BATCH_PARTITIONS = 64  # whose steps are planned together
 _SWEEP_PAUSE_S = 2.0
-_DELETE_KEYS = 16  # of a load that has ended, at once: its chunks are read to be deleted
-_DELETE_DUTY = 0.3  # of the time
+_DELETE_KEYS = 16  # chunks of an ended load deleted at once: a delete reads the chunk
+_DELETE_DUTY = 0.3  # the share of time spent on deletes
 
 
 class _UnderWay(NamedTuple):
-    """A step that was queued, and what this node led then."""
+    """A queued merge step, with the partitions served at that time."""
 
     step: MergeStep
     ticket: Ticket
@@ -56,7 +58,7 @@ class _UnderWay(NamedTuple):
 
 
 class MergeScheduler:
-    """Background work. All methods belong to the event loop's thread."""
+    """Runs merges and deletes in the background. Belongs to the event loop's thread."""
 
     def __init__(self, engine: Engine, calls: LoadCalls) -> None:
         context = engine.context
@@ -70,14 +72,14 @@ class MergeScheduler:
         self._clock = context.clock
         self._merge_due, self._sweep_due = asyncio.Event(), asyncio.Event()
         self._manifests: dict[int, Manifest] = {}
-        self._merged: dict[int, set[int]] = {}  # reported, by load
-        self._swept: ServedPartitions | None = None  # what it was done for
+        self._merged: dict[int, set[int]] = {}  # by load: the partitions reported as merged
+        self._swept: ServedPartitions | None = None  # the view of the last complete sweep
         self._swept_at = 0.0
-        self._announced = False  # to the writer, that there will be steps
+        self._announced = False  # whether the writer process has imported the merge code
         self.rows_merged = 0
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        """Loads or rows have changed: look again at what is to be done."""
+        """Check again which merges and deletes are due: loads or rows have changed."""
         if table.loads and not self._announced:
             self._announced = True
             self._writer.submit(((MERGES, [], []),), 0, 0).add_done_callback(retrieved)
@@ -85,7 +87,7 @@ class MergeScheduler:
         self._sweep_due.set()
 
     async def run(self) -> None:
-        """Work until cancelled. What is to be merged does not wait for what is to be deleted."""
+        """Work until cancelled. Merges do not wait for deletes."""
         async with asyncio.TaskGroup() as group:
             group.create_task(_whenever(self._merge_due, self._merge_all))
             group.create_task(_whenever(self._sweep_due, self._sweep))
@@ -93,10 +95,10 @@ class MergeScheduler:
     # --- merging ---------------------------------------------------------------------------
 
     async def _merge_all(self) -> float | None:
-        """Merge what is led here of all loads; return when to look again, in seconds, if something
-        is left.
+        """Merge all loads in the partitions led here. Return the seconds until the next try if some
+        work is left, else None.
         """
-        earlier: set[int] = set()  # what loads that were committed before have not merged
+        earlier: set[int] = set()  # partitions in which earlier loads are not merged yet
         again_s: float | None = None
         for load_id in self._merging():
             if await self._merge(load_id, earlier):
@@ -115,20 +117,21 @@ class MergeScheduler:
         return loads
 
     async def _merge(self, load_id: int, earlier: set[int]) -> bool:
-        """Merge what is led here of a load, but for the partitions that ``earlier`` loads have not
-        merged; add to these. Return whether something is left that could be merged.
+        """Merge a load in the partitions led here, except where ``earlier`` loads are not merged
+        yet; add this load's unmerged partitions to ``earlier``. Return whether a merge is left to
+        do.
         """
         epochs = self._state.served.epochs
         if not self._served_of(range(len(epochs))):
-            earlier.update(range(len(epochs)))  # they may be served before the next load's turn
-            return bool(epochs.any())  # no table tells when they are served
+            earlier.update(range(len(epochs)))  # they may become served before the next load's turn
+            return bool(epochs.any())  # no new table announces that they become served
         manifest = await self._manifest(load_id)
         if manifest is None:
             return False
         reported = self._merged.setdefault(load_id, set())
         under_way: list[_UnderWay] = []
         ended: set[int] = set()  # merged, or failed
-        done: list[int] = []  # merged, and not reported yet
+        done: list[int] = []  # merged, not reported yet
         clock = asyncio.get_running_loop().time
         report_at = clock() + _REPORT_S
         while True:
@@ -161,12 +164,12 @@ class MergeScheduler:
             try:
                 message = await self._calls.load_manifest(table.cluster.cluster_id, load_id)
             except LoadClosedError:
-                return None  # the table that says so is on its way here
+                return None  # the load has ended; the new table will tell
             known = self._manifests[load_id] = Manifest.of(message)
         return known
 
     def _served_of(self, partition_ids: Iterable[int]) -> list[int]:
-        """Return which of the partitions are served here and take writes now."""
+        """Return the partitions that this node serves and that take writes now."""
         ids = np.array(sorted(partition_ids), np.uint32)
         view = self._state.served
         if not len(ids) or not len(view.epochs):
@@ -176,16 +179,16 @@ class MergeScheduler:
         return found
 
     def _is_merging(self, load_id: int) -> bool:
-        """Return whether the newest table says so. It is no older than the one by which this node
-        leads what it leads: where the load is over, its marks are gone.
+        """Return whether the load is being merged by the newest table. After the end of a load its
+        marks are deleted, so no step may be planned by an older table.
         """
         table = self._state.served.table
         loads = table.loads if table is not None else ()
         return any(load.load_id == load_id and load.merging for load in loads)
 
     def _at_rest(self, partition_ids: Iterable[int]) -> list[int]:
-        """Return some of the partitions in which no step is under way. One that no caller waits for
-        any more may be: what it has merged here is not on every in-sync replica yet.
+        """Return some of the partitions without a merge step under way. A step whose waiter has
+        gone may still be under way: its rows are not on every in-sync replica yet.
         """
         at_rest = (p for p in partition_ids if not self._replicator.is_merging(p))
         return list(itertools.islice(at_rest, _BATCH_PARTITIONS))
@@ -193,7 +196,7 @@ class MergeScheduler:
     async def _plan(
         self, manifest: Manifest, partition_ids: Sequence[int]
     ) -> tuple[list[MergeStep], list[int]]:
-        """Return the next steps of some of the partitions, and which of these are merged."""
+        """Return the next steps of some of the partitions, and the partitions that are merged."""
 
         def plan() -> tuple[list[MergeStep], list[int]]:
             steps: list[MergeStep] = []
@@ -218,8 +221,8 @@ class MergeScheduler:
     def _submit(
         self, view: ServedPartitions, steps: Sequence[MergeStep]
     ) -> tuple[list[_UnderWay], set[int]]:
-        """Queue those steps that can be taken now, as planned in ``view``; return them, and the
-        partitions for which there was no room.
+        """Queue the steps, planned in ``view``, that can be queued now. Return the queued steps,
+        and the partitions without room for theirs.
         """
         under_way: list[_UnderWay] = []
         refused: set[int] = set()
@@ -245,13 +248,11 @@ class MergeScheduler:
                 self._primaries.purge_floors[p] = step.sequence
             ticket = self._replicator.submit_merge(p, step.SerializeToString(), rows, size)
             under_way.append(_UnderWay(step, ticket, view))
-        self._writer.end_group()  # what clients write from now on comes after the steps
+        self._writer.end_group()  # later writes of clients join the next group, after the steps
         return under_way, refused
 
     async def _finish(self, under_way: Sequence[_UnderWay]) -> tuple[list[int], set[int]]:
-        """Wait for the steps; return the partitions that are merged, and those to leave alone for
-        a while.
-        """
+        """Wait for the steps. Return the merged partitions, and the ones to retry later."""
         merged: list[int] = []
         failed: set[int] = set()
         for step, ticket, view in under_way:
@@ -268,7 +269,7 @@ class MergeScheduler:
                 failed.add(step.partition_id)
                 continue
             if not self._state.still_leads(view, ids):
-                failed.add(step.partition_id)  # without a wait for its followers
+                failed.add(step.partition_id)  # not waiting for its followers
                 continue
             self.rows_merged += step.rows
             self._engine.context.traffic.count_merge(step.partition_id, step.rows, step.bytes)
@@ -280,12 +281,12 @@ class MergeScheduler:
         cluster_id = self._state.table().cluster.cluster_id
         await self._calls.report_merged(cluster_id, load_id, partition_ids)
 
-    # --- what is left of loads that have ended ---------------------------------------------
+    # --- rows left by ended loads ----------------------------------------------------------
 
     async def _sweep(self) -> float | None:
-        """Delete what is staged here for loads that have ended; return when to look again, in
-        seconds, if that is to be soon. Loads that end are looked after at once, other changes of
-        what is led here every now and then.
+        """Delete the rows staged here for ended loads. Return the seconds until the next sweep if
+        one is due soon, else None. The end of a load starts a sweep at once; other changes of the
+        served partitions start one now and then.
         """
         view, before = self._state.served, self._swept
         table = view.table
@@ -314,14 +315,14 @@ class MergeScheduler:
         return None
 
     def _is_active(self, load_id: int) -> bool:
-        """Return whether the load is open or being merged, by the table as it is now, which is no
-        older than the one under which anything that is found here was staged.
+        """Return whether the load is open or being merged by the present table, which is no older
+        than the table under which any chunk found here was staged.
         """
         table = self._state.served.table
         return table is None or any(load.load_id == load_id for load in table.loads)
 
     async def _delete(self, partition_id: int, load_id: int) -> None:
-        """Delete all that the load has staged in the partition, in bounded steps."""
+        """Delete all rows that the load has staged in the partition, in bounded steps."""
         loop = asyncio.get_running_loop()
         await self._writer.settle((partition_id,))
         while keys := staged_chunks.staged_keys(self._store, partition_id, load_id, _DELETE_KEYS):
@@ -343,13 +344,15 @@ class MergeScheduler:
 
 
 async def _whenever(due: asyncio.Event, work: Callable[[], Awaitable[float | None]]) -> None:
-    """Work whenever it is due, and again after the seconds that it returns; until cancelled."""
+    """Run ``work`` whenever ``due`` is set, and again after the seconds that it returns; until
+    cancelled.
+    """
     while True:
         due.clear()
         try:
             again_s = await work()
         except KoinonError as error:
-            log.warning("bulk loads wait error=%s", error)
+            log.warning("bulk loads cannot proceed, retrying error=%s", error)
             again_s = _RETRY_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(again_s):

@@ -1,6 +1,6 @@
-"""Reads what bulk loads have staged in a store, in short transactions, and plans merge steps.
+"""Reads the staged chunks of bulk loads in short transactions, and plans merge steps.
 
-All of it runs on a thread: it looks at whole partitions, and Arrow and LMDB work without the GIL.
+All functions run on a thread: they read whole partitions, and Arrow and LMDB release the GIL.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from koinon_proto.v1.loads_pb2 import LOAD_MODE_OVERWRITE, LoadManifest
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 STEP_BYTES = 4 * 1024 * 1024
-"""The bytes that one merge step writes, about: they keep a writer busy for some 50 ms."""
+"""Roughly the bytes that one merge step writes: about 50 ms of the writer's time."""
 STEP_ROWS = 50_000
-"""The most rows that one merge step writes, about, however small they are."""
+"""Roughly the most rows that one merge step writes, however small they are."""
 STEP_RECORDS = 20_000
-"""The existing records that one step of an overwriting load looks at."""
-_DELETE_BYTES = 80  # that a deleted record costs, about: a tombstone and its entry in an index
-_SAMPLES = 8  # of the keys of a chunk, to find where a step ends
+"""The existing records that one step of an overwriting load reads."""
+_DELETE_BYTES = 80  # roughly what a deleted record writes: a tombstone and its index entry
+_SAMPLES = 8  # sampled keys per chunk, to find the key where a step ends
 _DUPLICATES_SHOWN = 10
 
 
-# --- what is there -----------------------------------------------------------------------------
+# --- staged chunks -----------------------------------------------------------------------------
 
 
 def staged_loads(store: Store, partition_ids: Sequence[int]) -> dict[int, list[int]]:
-    """Return the loads of which something is staged, by partition; partitions without are left out.
-    What deleted chunks have left counts as nothing.
+    """Return the loads with staged chunks by partition; partitions without any are left out.
+    Tombstones of deleted chunks do not count.
     """
     found: dict[int, list[int]] = {}
     with store.env.begin(store.databases[DATA_DB], buffers=True) as txn, txn.cursor() as cursor:
@@ -58,7 +58,7 @@ def staged_loads(store: Store, partition_ids: Sequence[int]) -> dict[int, list[i
 
 
 def staged_keys(store: Store, partition_id: int, load_id: int, limit: int) -> list[bytes]:
-    """Return some keys, as they follow the kind, of what the load has staged."""
+    """Return up to ``limit`` keys of the load's chunks, without their partition prefix and kind."""
     head = records.head_of(partition_id, records.STAGED)
     with store.env.begin(store.databases[DATA_DB], buffers=True) as txn, txn.cursor() as cursor:
         inside = head + chunk_keys.load_key(load_id)
@@ -69,8 +69,8 @@ def staged_keys(store: Store, partition_id: int, load_id: int, limit: int) -> li
 
 
 def _live_keys(cursor: lmdb.Cursor, inside: bytes) -> Iterator[bytes]:
-    """Yield the data keys under the cursor that begin so and are no tombstones. The transaction has
-    to give buffers: a record may be a large chunk.
+    """Yield the data keys from the cursor on that begin with ``inside`` and are no tombstones. The
+    transaction must use buffers, since a record may be a large chunk.
     """
     for key, record in cursor.iternext(keys=True, values=True):
         if not bytes(key).startswith(inside):
@@ -80,7 +80,7 @@ def _live_keys(cursor: lmdb.Cursor, inside: bytes) -> Iterator[bytes]:
 
 
 def read_mark(store: Store, partition_id: int, load_id: int) -> Mark:
-    """Return how far the load is merged in the partition."""
+    """Return the load's mark in the partition: how far it is merged there."""
     record = store.get(records.head_of(partition_id, records.STAGED) + chunk_keys.mark_key(load_id))
     if record is None or record[records.FLAGS_AT] & records.FLAG_TOMBSTONE:
         return Mark()
@@ -88,14 +88,14 @@ def read_mark(store: Store, partition_id: int, load_id: int) -> Mark:
 
 
 class Chunk(NamedTuple):
-    """A staged chunk in a read transaction: views of the map, valid as long as that."""
+    """A staged chunk, as views into the map that are valid during the read transaction."""
 
     name: ChunkName
     columns: Columns
 
 
 def _chunks(txn: lmdb.Transaction, partition_id: int, load_id: int) -> Iterator[Chunk]:
-    """Yield the load's chunks in the partition; the transaction has to give buffers."""
+    """Yield the load's chunks in the partition. The transaction must use buffers."""
     head = records.head_of(partition_id, records.STAGED)
     inside, mark = head + chunk_keys.load_key(load_id), head + chunk_keys.mark_key(load_id)
     with txn.cursor() as cursor:
@@ -116,7 +116,7 @@ def _chunks(txn: lmdb.Transaction, partition_id: int, load_id: int) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Rows whose key another row of the load has, and some of those keys."""
+    """The number of rows whose key another row of the load has, and some of these keys."""
 
     rows: int = 0
     keys: tuple[bytes, ...] = ()
@@ -131,10 +131,10 @@ def prepare(
     *,
     find_duplicates: bool,
 ) -> Duplicates:
-    """Check that what the attempts staged in the partition is there, and look for duplicates.
+    """Check that all rows of the attempts are staged in the partition, and look for duplicate keys.
 
     Raises:
-        LoadIncompleteError: it is not.
+        LoadIncompleteError: rows are missing.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -167,12 +167,14 @@ def prepare(
         return Duplicates(rows - distinct, tuple(shown))
 
 
-# --- after it ----------------------------------------------------------------------------------
+# --- after the commit --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A committed load, as its merger needs it. ``ranks`` orders attempts by their tasks."""
+    """A committed load with the facts that a merge needs. ``ranks`` orders attempts by their
+    tasks.
+    """
 
     load_id: int
     replace: bool
@@ -192,7 +194,9 @@ class Manifest:
 
 
 def next_step(store: Store, manifest: Manifest, partition_id: int) -> MergeStep | None:
-    """Return the partition's next step, but for its sequence and times; None: it is merged."""
+    """Return the partition's next merge step without its sequence and times, or None if the load is
+    merged there.
+    """
     mark = read_mark(store, partition_id, manifest.load_id)
     if mark.merged:
         return None
@@ -228,20 +232,22 @@ def next_step(store: Store, manifest: Manifest, partition_id: int) -> MergeStep 
 
 
 def weight(rows: int, size: int) -> int:
-    """Return what rows of so many bytes count for, of STEP_BYTES."""
+    """Return the weight of rows with so many bytes, in bytes of STEP_BYTES: each row counts for at
+    least STEP_BYTES / STEP_ROWS.
+    """
     return max(size, rows * (STEP_BYTES // STEP_ROWS))
 
 
 def _staged_end(chunks: Sequence[Chunk], after_key: bytes) -> bytes:
-    """Return a key up to which the chunks hold about STEP_BYTES; b"": they hold no more than that
-    in all.
+    """Return a key up to which the chunks hold about STEP_BYTES; b"" if they hold no more in
+    all.
     """
     until, enough = b"", STEP_BYTES
     while True:
         parts = [slice_of(chunk.columns, after_key, until) for chunk in chunks]
         if sum(weight(part.rows, part.bytes) for part in parts) <= enough:
             return until
-        # Many chunks that are alike hold much below the first sample of each: then look closer.
+        # Many similar chunks hold a lot below their first samples: then sample that part again.
         key = _sampled_end(parts)
         if not key or key == until:
             return until
@@ -249,8 +255,8 @@ def _staged_end(chunks: Sequence[Chunk], after_key: bytes) -> bytes:
 
 
 def _sampled_end(parts: Sequence[Slice]) -> bytes:
-    """Return a key, one of the samples of the parts, up to which they hold about STEP_BYTES; b"":
-    no sample is beyond that.
+    """Return one of the sampled keys up to which the parts hold about STEP_BYTES; b"" if no sample
+    lies beyond.
     """
     samples: list[tuple[bytes, int]] = []
     for part in parts:
@@ -270,8 +276,8 @@ def _sampled_end(parts: Sequence[Slice]) -> bytes:
 def _records_end(
     txn: lmdb.Transaction, partition_id: int, after_key: bytes, prefix: bytes
 ) -> tuple[bytes, int]:
-    """Return (the key that ends the next STEP_RECORDS records, how many they are); b"": there are
-    no more than those.
+    """Return (the key that ends the next STEP_RECORDS records, their number); the key is b"" if no
+    more records follow.
     """
     head = records.head_of(partition_id)
     inside = head + prefix

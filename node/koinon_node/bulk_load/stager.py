@@ -1,8 +1,8 @@
-"""Stages the chunks of open bulk loads, and confirms before a commit what is staged.
+"""Stages the chunks of open bulk loads, and confirms before a commit that all rows are staged.
 
 A chunk is written like any record, under a key that no client can name, and only while its load is
-open by the newest table. How much is being staged at once is bounded, far below the bounds of the
-writer: a client's write never waits behind more than that.
+open by the newest table. The bytes being staged at once are bounded far below the writer's bounds,
+so that a client's write never waits behind more of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from koinon_proto.contract.errors import (
 )
 
 STAGING_BYTES = 8 * 1024 * 1024
-"""The bytes that are staged at once; the rest waits for its turn."""
+"""The most bytes staged at once; further chunks wait."""
 WAITING_BYTES = 64 * 1024 * 1024
-"""The most bytes that wait for their turn; what comes on top of them is refused."""
+"""The most bytes of waiting chunks; further chunks are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class StageBatch:
 
 @dataclass(kw_only=True, slots=True)
 class Prepared:
-    """The result of ``prepare``; ``refusals`` are the partitions that could not be looked at."""
+    """The result of ``prepare``. ``refusals`` are the partitions that could not be checked."""
 
     refusals: dict[int, KoinonError] = field(default_factory=dict)
     duplicate_rows: int = 0
@@ -62,7 +62,7 @@ class Prepared:
 
 
 class Stager:
-    """Takes chunks of open loads, and confirms what is staged. For the event loop only."""
+    """Stages chunks of open loads, and confirms them. Belongs to the event loop."""
 
     def __init__(self, engine: Engine, counts: RowCounts | None = None) -> None:
         self._engine = engine
@@ -74,17 +74,17 @@ class Stager:
 
     @property
     def staging_bytes(self) -> int:
-        """The bytes that are being staged now."""
+        """The bytes being staged now."""
         return self._room.used
 
     async def stage(self, batch: StageBatch) -> dict[int, KoinonError]:
-        """Stage the chunks; return why partitions were refused, of which nothing was staged.
+        """Stage the chunks; return the errors of refused partitions, in which nothing was staged.
 
         Raises:
             LoadClosedError: the load is not open.
             TableBehindError: this node's table is older than the sender's.
             InvalidArgumentError: a chunk's keys do not ascend, or it expires too late.
-            KoinonError: as Engine.write; sending the same again is safe.
+            KoinonError: the errors of Writes.write; a retry is safe.
         """
         try:
             refusals = await self._stage(batch)
@@ -118,8 +118,8 @@ class Stager:
         return refusals | answer.refusals
 
     def _over_quota(self, batch: StageBatch) -> dict[int, KoinonError]:
-        """Return the partitions that the keyspace's quota does not let in. Rows count when they are
-        staged, with their packed bytes, and not when they are merged.
+        """Return the partitions that exceed the keyspace's quota. Rows count when they are staged,
+        with their packed bytes, and not again when they are merged.
         """
         view = self._state.served
         quota = self._state.quota(view, int(batch.partition_ids[0]))
@@ -129,14 +129,14 @@ class Stager:
         return dict(quota.cut(self._state.now(), batch.partition_ids, sizes, batch.gathered.rows))
 
     def check_load(self, load_id: int, table_version: int) -> None:
-        """Raise LoadClosedError unless the load is open, TableBehindError where the sender has a
-        newer table than this node, and may know more.
+        """Raise LoadClosedError unless the load is open, or TableBehindError if the sender's table
+        is newer than this node's.
         """
         self.check_version(table_version)
         self._state.check_load(load_id)
 
     def check_version(self, table_version: int) -> None:
-        """Raise TableBehindError where the sender has a newer table than this node."""
+        """Raise TableBehindError if the sender's table is newer than this node's."""
         table = self._state.table()
         if table_version > table.table_version:
             raise TableBehindError(
@@ -144,12 +144,12 @@ class Stager:
             )
 
     def _with_expiries(self, batch: StageBatch) -> Sequence[bytes]:
-        """Return the chunks, with the expiries that the keyspace gives their rows. They are final:
-        what the keyspace says when the load is merged is for what is written then.
+        """Return the chunks, with the expiries that the keyspace's rules give their rows now. A
+        later change of the rules does not affect staged rows.
         """
         keyspace = self._state.table().keyspaces.of(int(batch.partition_ids[0]))
         if keyspace is None:
-            return batch.chunks  # its partition is refused
+            return batch.chunks  # the write will refuse the partition
         chunks, now_ms = list(batch.chunks), self._clock.now_ms()
         rows = batch.gathered
         for index, (header, own) in enumerate(zip(rows.headers, rows.expiries, strict=True)):
@@ -166,7 +166,7 @@ class Stager:
         return chunks
 
     async def _check_order(self, rows: Gathered) -> None:
-        # Arrow, which nodes without bulk loads never need, takes a while to import.
+        # Importing Arrow takes a while, and nodes without bulk loads never need it.
         merging = await _imported("koinon_node.storage.merge_executor")
         index = merging.first_out_of_order(rows)
         if index is not None:
@@ -181,7 +181,8 @@ class Stager:
         *,
         find_duplicates: bool,
     ) -> Prepared:
-        """Check that these partitions hold so many rows of the attempts, and find duplicates.
+        """Check that these partitions hold as many rows of the attempts as given, and find
+        duplicate keys.
 
         Raises:
             LoadClosedError, TableBehindError, LeaseExpiredError
@@ -213,14 +214,14 @@ class Stager:
                     prepared.duplicate_keys += found.keys
 
         await asyncio.to_thread(prepare)
-        # What is missing counts likewise: a partition that has moved away is erased here.
+        # Missing rows are checked only if still served: a partition that moved away is erased here.
         if not self._state.still_serves(view, np.array(looked, np.uint32)):
             raise LeaseExpiredError(node_id=self._state.node_id)
         return prepared
 
 
 class _Room:
-    """Bounds what is under way; who is bigger than the bound goes alone."""
+    """Bounds the bytes being staged. A larger batch than the bound is staged alone."""
 
     def __init__(self, limit: int, waiting_max: int = WAITING_BYTES) -> None:
         self._limit = limit
@@ -231,10 +232,10 @@ class _Room:
 
     @contextlib.asynccontextmanager
     async def of(self, size: int) -> AsyncIterator[None]:
-        """Wait for room.
+        """Wait until ``size`` bytes fit, and occupy them while the context lasts.
 
         Raises:
-            ResourceExhaustedError: too much is waiting already.
+            ResourceExhaustedError: ``waiting_max`` bytes are waiting already.
         """
         if self._waiting and self._waiting + size > self._waiting_max:
             raise ResourceExhaustedError(
@@ -260,7 +261,7 @@ _modules: dict[str, Any] = {}
 
 
 async def _imported(name: str) -> Any:
-    """Import the module off the loop, once."""
+    """Import the module on a thread, once."""
     if name not in _modules:
         _modules[name] = await asyncio.to_thread(importlib.import_module, name)
     return _modules[name]

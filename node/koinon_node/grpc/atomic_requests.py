@@ -1,4 +1,4 @@
-"""Checks the form of an atomic batch's message, and makes its reply."""
+"""Checks an atomic batch's message and converts it, and converts the reply."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def batch_of(
     keyspace: Keyspace,
     durability: Durability,
 ) -> AtomicBatch:
-    """Check the whole request.
+    """Check a request and convert it.
 
     Raises:
-        InvalidArgumentError: it breaks a limit, or its keys have not the same routing bytes.
-        WrongPartitionError: they lie in another partition.
+        InvalidArgumentError: a field breaks a limit, or the keys have different routing bytes.
+        WrongPartitionError: the keys lie in another partition than the request says.
     """
     operations = request.operations
     if not 1 <= len(operations) <= MAX_ATOMIC_OPERATIONS:
@@ -63,8 +63,8 @@ def batch_of(
 
 
 def check_access(batch: AtomicBatch, keyspace: Keyspace, caller: Caller) -> None:
-    """Raise PermissionDeniedError unless the caller may do each operation: a check needs leave to
-    read its key, an increment (which answers with what is there) to read and to write it.
+    """Raise PermissionDeniedError unless the caller may do each operation. A check needs the right
+    to read its key; an increment, which returns the new value, the rights to read and to write.
     """
     rows = list(zip(batch.keys, batch.steps, strict=True))
     read = [key for key, step in rows if isinstance(step, Check | Increment)]
@@ -74,7 +74,7 @@ def check_access(batch: AtomicBatch, keyspace: Keyspace, caller: Caller) -> None
 
 
 def reply_of(answer: AtomicAnswer) -> kv_pb2.CommitBatchResponse:
-    """Return the reply."""
+    """Convert an answer to its message."""
     reply = kv_pb2.CommitBatchResponse(version=answer.version)
     for result in answer.results:
         message = reply.results.add()
@@ -102,4 +102,4 @@ def _step_of(keyspace: Keyspace, row: int, operation: kv_pb2.Operation) -> Step:
     if kind == "increment":
         ttl_ms = ttl_of(keyspace, operation.increment.ttl_ms, f"{field}.ttl_ms")
         return Increment(operation.increment.by, ttl_ms)
-    raise InvalidArgumentError(field=field, reason="of no kind known here")
+    raise InvalidArgumentError(field=field, reason="unknown kind of operation")

@@ -1,4 +1,4 @@
-"""The gRPC service of staging, preparing and reads in columns: checks messages, makes replies."""
+"""The gRPC service of bulk loads and column reads: checks messages and converts replies."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         self._state = state
 
     def _keyspace_named(self, request: Any) -> Keyspace | None:
-        """Return the keyspace that the request's partitions lie in; None: it names no partition.
+        """Return the keyspace of the request's partitions, or None if it names no partition.
 
         Raises:
-            InvalidArgumentError, TableBehindError: there is none that has them all.
+            InvalidArgumentError, TableBehindError: no keyspace has all of the partitions.
         """
         table = table_of(self._state, request)
         if not request.partition_ids:
@@ -58,20 +58,20 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         return found
 
     def _keyspace_of_load(self, request: Any) -> Keyspace:
-        """Return the keyspace that the load's rows are for. Who may not use the load hears nothing
-        else of it.
+        """Return the keyspace of the load. A caller without rights learns nothing else about the
+        load.
 
         Raises:
             LoadClosedError, TableBehindError: the load is not open by the newest table.
-            PermissionDeniedError: it is another user's, or of a keyspace that the caller may load
-                nothing into.
+            PermissionDeniedError: the load is another user's, or the caller has no right to load
+                into its keyspace.
         """
         table = table_of(self._state, request)
         load = next((load for load in table.loads if load.load_id == request.load_id), None)
         if load is not None:
             caller.get().check_load(load.load_id, load.owner_digest, load.keyspace_id)
         self._stager.check_load(request.load_id, request.table_version)
-        if load is None:  # a newer table has come, which has it
+        if load is None:  # the load was opened by a table that arrived in between
             return self._keyspace_of_load(request)
         keyspace = table.keyspaces.by_id(load.keyspace_id)
         assert keyspace is not None, "no keyspace is dropped while a load is under way in it"
@@ -84,7 +84,7 @@ class BulkService(loads_pb2_grpc.BulkServicer):
     ) -> loads_pb2.StageResponse:
         batch = _stage_batch(request)
         if (named := self._keyspace_named(request)) is not None:
-            _check_allowed(named, batch.gathered)  # before anything is said of the load
+            _check_allowed(named, batch.gathered)  # before any error reveals facts about the load
         keyspace = self._keyspace_of_load(request)
         _check_rows(keyspace, batch)
         refusals = await self._stager.stage(batch) if batch.chunks else {}
@@ -127,8 +127,8 @@ class BulkService(loads_pb2_grpc.BulkServicer):
 
 
 def _check_allowed(keyspace: Keyspace, rows: Gathered) -> None:
-    """Raise PermissionDeniedError unless the caller may load all keys. Those of a chunk ascend (the
-    stager refuses others before it writes any): mostly its first and its last say it of all.
+    """Raise PermissionDeniedError unless the caller may load all keys. The keys of a chunk ascend
+    (the stager refuses others before it writes): its first and its last key mostly decide.
     """
     found, keyspace_id = caller.get(), keyspace.keyspace_id
     if found.may_all(Action.LOAD, keyspace_id):
@@ -146,12 +146,12 @@ def _check_allowed(keyspace: Keyspace, rows: Gathered) -> None:
 
 
 def _may_load(keyspace: Keyspace, key: bytes) -> bool:
-    """Return whether the caller may hear of the key: whose load it is, no node knows."""
+    """Return whether the caller may load this key, and so learn of it."""
     return caller.get().may(Action.LOAD, keyspace.keyspace_id, key)
 
 
 def _stage_batch(request: loads_pb2.StageRequest) -> StageBatch:
-    """Check the request's form."""
+    """Check a request's fields and convert it."""
     ids = np.fromiter(request.partition_ids, np.uint32, len(request.partition_ids))
     chunks = list(request.chunks)
     _check_length("numbers", len(request.numbers), len(ids))
@@ -159,7 +159,7 @@ def _stage_batch(request: loads_pb2.StageRequest) -> StageBatch:
     if not request.attempt:
         raise InvalidArgumentError(field="attempt", reason="must not be 0")
     if len(set(request.numbers)) != len(request.numbers):
-        raise InvalidArgumentError(field="numbers", reason="a number is there twice")
+        raise InvalidArgumentError(field="numbers", reason="a number appears twice")
     size = sum(map(len, chunks))
     if size > MAX_BATCH_BYTES:
         raise InvalidArgumentError(
@@ -178,7 +178,7 @@ def _stage_batch(request: loads_pb2.StageRequest) -> StageBatch:
 
 
 def _check_rows(keyspace: Keyspace, batch: StageBatch) -> None:
-    """Raise unless chunks and rows keep the limits, and keys are their partition's.
+    """Check that chunks and rows keep the limits, and that each key lies in its chunk's partition.
 
     Raises:
         InvalidArgumentError, WrongPartitionError
@@ -228,7 +228,7 @@ def _check_rows(keyspace: Keyspace, batch: StageBatch) -> None:
 
 
 def _chunk_of(rows: Gathered, row: int) -> int:
-    """Return the place of the chunk that has the row."""
+    """Return the index of the chunk that has the row."""
     return int(np.searchsorted(np.cumsum(rows.rows), row, side="right"))
 
 

@@ -1,7 +1,7 @@
-"""The node's gRPC services: checks a message's form and limits, calls the engine, makes the reply.
+"""The node's gRPC services: check a message's form and limits, call the engine, convert the reply.
 
-Nothing else is decided here. Handlers take and return messages; ``typed_errors`` turns what the
-engine raises into statuses.
+Nothing else is decided here. Handlers take and return messages; ``typed_errors`` turns the engine's
+errors into statuses.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return keyspace_of(self._state, request)
 
     def _named(self, request: Any) -> Keyspace:
-        """Return the keyspace that a plain operation names; raise UnknownKeyspaceError."""
+        """Return the keyspace that a plain operation names."""
         return table_of(self._state, request).keyspaces.named(request.keyspace)
 
     @typed_errors
@@ -216,14 +216,16 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         *,
         want_versions: bool,
     ) -> ReadAnswer:
-        """Read, and count rows and refusals."""
+        """Read rows; count the rows and the refusals."""
         reading = self._engine.reads.read(
             keys, partition_ids, table_version, want_versions=want_versions
         )
         return await self._counts.of_read(partition_ids, reading)
 
     async def _write(self, keyspace: Keyspace, batch: WriteBatch) -> WriteAnswer:
-        """Write, and count rows and refusals; the answer is as the caller may be told it."""
+        """Write a batch; count the rows and the refusals. Errors show only facts that the caller
+        may read.
+        """
         answer = await self._counts.of_write(batch, self._engine.writes.write(batch))
         for row, error in answer.row_errors.items():
             told = caller.get().told(error, keyspace.keyspace_id, batch.keys[row])
@@ -253,7 +255,7 @@ class NodeTableService(table_pb2_grpc.TableServiceServicer):
 
 
 class _ByIdentity:
-    """A table as a cache key: two are the same only if they are one object."""
+    """A table as a cache key that compares by identity."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -278,7 +280,7 @@ def _partition_of(keyspace: Keyspace, key: bytes) -> U32Array:
 
 
 def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> WriteBatch:
-    """Check the whole request, before anything is written."""
+    """Check a whole request, before any row is written, and convert it."""
     keys, values = list(request.keys), list(request.values)
     rows = len(keys)
     partition_ids = check_rows(keyspace, keys, request.partition_ids)
@@ -295,7 +297,7 @@ def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> Write
     for field, named in (("deletes", deletes), ("conditions", conditions.keys())):
         if named and max(named) >= rows:
             raise InvalidArgumentError(
-                field=field, reason="names a row that is not there", limit=rows, actual=max(named)
+                field=field, reason="names a row beyond the last", limit=rows, actual=max(named)
             )
     ttl_ms = _ttl_column(keyspace, request.ttl_ms, rows)
     return WriteBatch(
@@ -313,7 +315,7 @@ def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> Write
 
 
 def _update_batch(keyspace: Keyspace, request: kv_pb2.BatchUpdateRequest) -> WriteBatch:
-    """Check the whole request, before anything is written."""
+    """Check a whole request, before any row is written, and convert it."""
     keys = list(request.keys)
     rows = len(keys)
     partition_ids = check_rows(keyspace, keys, request.partition_ids)
@@ -335,7 +337,7 @@ def _update_batch(keyspace: Keyspace, request: kv_pb2.BatchUpdateRequest) -> Wri
 def _update_of(keyspace: Keyspace, row: int, message: kv_pb2.Update) -> Update:
     kind = message.WhichOneof("kind")
     if kind is None:
-        raise InvalidArgumentError(field=f"updates[{row}]", reason="of no kind known here")
+        raise InvalidArgumentError(field=f"updates[{row}]", reason="unknown kind of update")
     ttl_ms = getattr(message, kind).ttl_ms
     check_ttl(ttl_ms, f"updates[{row}].ttl_ms")
     if kind == "touch":
@@ -399,7 +401,7 @@ def _expiry_faults(keyspace: Keyspace, messages: Sequence[kv_pb2.Update]) -> dic
 
 
 def _refused(faults: dict[int, KoinonError], rows: int) -> dict[int, KoinonError]:
-    """Return why some rows are refused; raise it where that is so of all."""
+    """Return the errors of refused rows; raise the first if all rows are refused."""
     if faults and len(faults) == rows:
         raise faults[0]
     return faults

@@ -1,4 +1,4 @@
-"""Checks the form of a message that asks for many rows, whichever way it came; makes its reply."""
+"""Checks a request for many rows, from gRPC or the Redis protocol, and converts the reply."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from koinon_proto.v1 import kv_pb2
 def rows_of(
     request: kv_pb2.BatchGetRequest, keyspace: Keyspace, caller: Caller
 ) -> tuple[list[bytes], U32Array]:
-    """Check the whole request, and that the caller may read its keys; return them, and their
+    """Check a request and the caller's right to read its keys; return the keys and their
     partitions.
 
     Raises:
-        InvalidArgumentError, WrongPartitionError: as ``check_rows``.
+        InvalidArgumentError, WrongPartitionError: see ``check_rows``.
         PermissionDeniedError: the caller may not read one of the keys.
     """
     keys = list(request.keys)
@@ -30,7 +30,7 @@ def rows_of(
 
 
 def rows_reply(answer: ReadAnswer, *, keys_only: bool) -> kv_pb2.BatchGetResponse:
-    """Return the reply."""
+    """Convert an answer to its message; ``keys_only`` leaves the values empty."""
     return kv_pb2.BatchGetResponse(
         values=[b""] * len(answer.values) if keys_only else answer.values,
         missing=answer.missing,

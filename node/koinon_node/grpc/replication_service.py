@@ -1,6 +1,6 @@
-"""The service of a primary for other nodes: streams of commit groups, pages of records, checksums.
+"""A primary's service for other nodes: streams of commit groups, pages of records, checksums.
 
-Followers come over the data port (KOINON.FOLLOW); pages and checksums are asked for over gRPC.
+Followers connect to the data port (KOINON.FOLLOW); pages and checksums are requested over gRPC.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ log = logging.getLogger(__name__)
 
 SERVICE = "koinon.v1.Replication"
 CALLS_MAX = 1_024
-STREAMS_MAX = 1_024  # one a follower node is what there should be
+STREAMS_MAX = 1_024  # a follower node should have one
 _HELLO_S_MAX = 10.0
 _HELLO_BYTES_MAX = 16 * 1024
 _WAITING_FOR_HELLO_MAX = 256
-"""Beyond it the stream that has waited longest is ended. A follower sends its hello at once."""
+"""The most streams without a hello; beyond it the oldest is closed. Followers send it at once."""
 
 _PING_POLICY = "grpc.http2.min_ping_interval_without_data_ms"
 NODE_SERVER_OPTIONS = (
     *(option for option in SERVER_OPTIONS if option[0] != _PING_POLICY),
-    (_PING_POLICY, KEEPALIVE_MS // 2),  # what comes more often is taken for an attack
+    (_PING_POLICY, KEEPALIVE_MS // 2),  # gRPC closes connections that ping more often
 )
 
 _Framed = FramedStream[replication_pb2.FollowResponse, replication_pb2.FollowRequest]
@@ -84,12 +84,12 @@ class ReplicationService:
         self._sizes = sizes
         self._primaries = primaries
         self._streams: set[_Framed] = set()
-        self._strangers: dict[_Framed, None] = {}  # have sent no hello; the oldest first
+        self._strangers: dict[_Framed, None] = {}  # streams without a hello, the oldest first
         self._framed: dict[_Framed, StandingCaller] = {}
         self._places = Places(
             "followers' streams", places=STREAMS_MAX, host=STREAMS_MAX // 2, connection=8
         )
-        self._serving: set[asyncio.Future[None]] = set()  # the loop holds tasks only weakly
+        self._serving: set[asyncio.Future[None]] = set()  # asyncio keeps only weak references
         self._stopping = False
 
     def add_to(self, server: TakesServices) -> None:
@@ -98,23 +98,23 @@ class ReplicationService:
 
     @property
     def streams(self) -> int:
-        """The number of followers that have streams."""
+        """The number of open followers' streams."""
         return len(self._streams)
 
     def close(self) -> None:
-        """End all streams; their followers go where the next table says."""
+        """Close all streams. Their followers then follow the next table."""
         self._stopping = True
         for stream in [*self._streams, *self._strangers]:
             stream.close(UnavailableError(reason="the node is stopping"))
 
     def take_follower(self, follower: StandingCaller, peer: str) -> asyncio.Protocol:
-        """Return the protocol that serves a follower on a connection of the data port."""
+        """Return the protocol object that serves a follower on a connection of the data port."""
         stream: _Framed = FramedStream(_parsed, peer, _HELLO_BYTES_MAX)
         self._keep(asyncio.ensure_future(self._serve_framed(stream, follower, peer)))
         return stream
 
     def look_at_callers(self, version: Version, now_s: float) -> None:
-        """End the streams of followers that may no longer have them."""
+        """Close the streams of followers that have lost the right to follow."""
         for stream, follower in list(self._framed.items()):
             if follower.is_stale(version, now_s):
                 try:
@@ -138,9 +138,7 @@ class ReplicationService:
             stream.close(error)
 
     async def _serve(self, stream: _Framed, peer: str) -> None:
-        """Serve one follower. It is counted from its hello, so that streams which never send one
-        take no place.
-        """
+        """Serve one follower. A stream takes a place only from its hello on."""
         first = await self._first_of(stream)
         if first.WhichOneof("kind") != "hello":
             raise InvalidArgumentError(field="hello", reason="must be the first message")
@@ -156,7 +154,7 @@ class ReplicationService:
                 self._streams.discard(stream)
 
     async def _first_of(self, stream: _Framed) -> replication_pb2.FollowRequest:
-        """Return the stream's first message; strangers who send none keep no follower out."""
+        """Return the stream's first message. Streams that send none do not keep followers out."""
         if len(self._strangers) >= _WAITING_FOR_HELLO_MAX:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -166,7 +164,7 @@ class ReplicationService:
             async with asyncio.timeout(_HELLO_S_MAX):
                 return await stream.receive()
         except TimeoutError:
-            raise UnavailableError(reason="no hello came in time") from None
+            raise UnavailableError(reason=f"no hello within {_HELLO_S_MAX:.0f} s") from None
         finally:
             self._strangers.pop(stream, None)
 
@@ -210,7 +208,7 @@ class ReplicationService:
     ) -> replication_pb2.PartitionSizesResponse:
         self._state.table().cluster.check_id(request.cluster_id)
         partition_ids, records, sizes = self._sizes.columns()
-        # Of a copy that this node does not lead the position here may be an old one.
+        # Where this node does not lead, its position of the copy may be old.
         led = self._primaries.epochs[partition_ids] > 0
         stale = self._sizes.stale(partition_ids, self._primaries.last_sequences[partition_ids])
         return replication_pb2.PartitionSizesResponse(
@@ -218,8 +216,8 @@ class ReplicationService:
         )
 
     def _check_reader(self, request: Any) -> None:
-        """Raise PermissionDeniedError where a node asks for records of a partition of which it is
-        to have no copy. A stream is not opened to it either.
+        """Raise PermissionDeniedError if a node requests records of a partition of which the table
+        gives it no copy. Streams of such partitions are refused as well.
         """
         table, p = self._state.table(), request.partition_id
         table.cluster.check_id(request.cluster_id)
@@ -228,7 +226,9 @@ class ReplicationService:
             return
         if not any(table.nodes[n].node_id == principal.name for n in table.rows[p].replicas):
             raise PermissionDeniedError(
-                principal=str(principal), action="read", what=f"partition {p}: it has no copy of it"
+                principal=str(principal),
+                action="read",
+                what=f"partition {p}, which it does not hold",
             )
 
     def _check_hello(self, hello: replication_pb2.FollowHello) -> None:

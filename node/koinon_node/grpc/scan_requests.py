@@ -1,4 +1,4 @@
-"""Checks the form of a scan's message, whichever way it came, and makes its reply."""
+"""Checks a scan's request, from gRPC or the Redis protocol, and converts the reply."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from koinon_proto.v1 import kv_pb2
 
 
 def page_of(request: kv_pb2.ScanRequest, keyspace: Keyspace, caller: Caller) -> ScanPage:
-    """Check the whole request, and that the caller may scan what it asks for.
+    """Check a request and the caller's right to scan its prefix; convert it.
 
     Raises:
-        InvalidArgumentError: it breaks a limit, or partitions do not ascend, or one is not the
-            keyspace's.
+        InvalidArgumentError: a field breaks a limit, the partitions do not ascend, or a partition
+            is not the keyspace's.
         PermissionDeniedError: the caller may not scan keys with this prefix.
     """
     wanted, after_key = pages_of(keyspace, request)
@@ -47,12 +47,12 @@ def page_of(request: kv_pb2.ScanRequest, keyspace: Keyspace, caller: Caller) -> 
 
 
 def pages_of(keyspace: Keyspace, request: Any) -> tuple[list[int], bytes]:
-    """Return (the partitions that a page is still to visit, the key to go on after in the first) of
-    a request with partition_ids, a prefix and a cursor.
+    """Return the partitions that a page has still to visit, and the key after which it continues in
+    the first of them. The request has partition_ids, a prefix and a cursor.
 
     Raises:
-        InvalidArgumentError: one of these breaks a limit, or partitions do not ascend, or one is
-            not the keyspace's.
+        InvalidArgumentError: a field breaks a limit, the partitions do not ascend, or a partition
+            is not the keyspace's.
     """
     wanted = list(request.partition_ids)
     longest = max(len(request.prefix), len(request.cursor.after_key))
@@ -71,7 +71,7 @@ def pages_of(keyspace: Keyspace, request: Any) -> tuple[list[int], bytes]:
 
 
 def page_reply(answer: ScanAnswer, *, want_versions: bool) -> kv_pb2.ScanResponse:
-    """Return the reply."""
+    """Convert a page to its message."""
     reply = kv_pb2.ScanResponse(
         keys=answer.keys,
         values=answer.values,
@@ -89,7 +89,7 @@ def page_reply(answer: ScanAnswer, *, want_versions: bool) -> kv_pb2.ScanRespons
 
 
 def refusals_to_proto(refusals: Mapping[int, KoinonError]) -> list[kv_pb2.Refusal]:
-    """Return the refusals of partitions as messages have them."""
+    """Convert the refusals of partitions to messages."""
     return [
         kv_pb2.Refusal(partition_id=partition_id, error=convert.error_to_proto(error))
         for partition_id, error in refusals.items()

@@ -1,4 +1,4 @@
-"""The gRPC service of traffic: counters as they are, and keys sampled while a call lasts."""
+"""The gRPC service of traffic: reads counters, and samples keys for the duration of a call."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TrafficService(traffic_pb2_grpc.TrafficServicer):
 
 
 def _checked(request: traffic_pb2.SampleKeysRequest) -> RankBy:
-    """Check the bounds of a request; return what it ranks by."""
+    """Check the bounds of a request; return its measure of heat."""
     for field, least, most in (
         ("duration_ms", DURATION_MS_MIN, DURATION_MS_MAX),
         ("partitions_max", 1, PARTITIONS_MAX),

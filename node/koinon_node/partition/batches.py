@@ -1,4 +1,4 @@
-"""Requests to the engine and its answers, as columns: entry i belongs to row i."""
+"""Requests to the engine and its answers, as columns in which entry i belongs to row i."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Durability(IntEnum):
-    """The durability at which a write is acknowledged; numbers are those of the wire."""
+    """The durability at which a write is acknowledged, with its number on the wire."""
 
     ALL_IN_SYNC = 0
     PRIMARY = 1
@@ -27,19 +27,19 @@ class Durability(IntEnum):
 
 @dataclass(kw_only=True, slots=True)
 class ReadAnswer:
-    """Columns over the rows asked for; versions and expiries only if wanted."""
+    """Columns over the requested rows; versions and expiries only if wanted."""
 
     values: list[bytes] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     expires_at_ms: list[int] = field(default_factory=list)
     refusals: dict[int, KoinonError] = field(default_factory=dict)
-    held_bytes: int = 0  # counted in the engine's bound while the read goes on
+    held_bytes: int = 0  # that the ReadBudget counts for this answer during the read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteBatch:
-    """Rows to write, checked. ``ttl_ms`` is per row; 0: never expires."""
+    """Checked rows to write. ``ttl_ms`` is per row; 0: never expires."""
 
     table_version: int
     keys: Sequence[bytes]
@@ -49,20 +49,21 @@ class WriteBatch:
     ttl_ms: Sequence[int] | None = None
     conditions: dict[int, int] = field(default_factory=dict)
     list_present: bool = False
-    """Rows that fail the condition that there is no record are listed, and get no error."""
+    """Rows that fail their condition "absent" are listed in ``present`` instead of getting
+    errors."""
     updates: Mapping[int, Update] = field(default_factory=dict)
-    """By row; such a row's value, ttl and condition have no meaning."""
+    """Updates by row. The value, time to live and condition of such a row are ignored."""
     refused: Mapping[int, KoinonError] = field(default_factory=dict)
-    """The errors of rows that are refused beforehand, by row: never all rows. One message of a
-    client has rows of several callers, so the other rows are not refused with them.
+    """The errors of rows that were refused before the write, by row; never of all rows. A client's
+    message joins rows of several callers, so the other rows are still written.
     """
     durability: Durability = Durability.ALL_IN_SYNC
     kind: int = USER  # of the records
-    load_id: int = 0  # written only while this bulk load is open
+    load_id: int = 0  # 0, or the bulk load that must be open for the write
 
     @property
     def is_one_put(self) -> bool:
-        """True if it is one put of a user's row that needs no look at what is there."""
+        """True if the batch is a single put of a user's row without a condition."""
         return (
             len(self.keys) == 1
             and self.kind == USER
@@ -70,7 +71,7 @@ class WriteBatch:
         )
 
     def taking(self, rows: IntArray) -> WriteBatch:
-        """Return the batch of only these rows, renumbered."""
+        """Return a batch of only these rows, renumbered."""
         chosen = rows.tolist()
         place = {row: index for index, row in enumerate(chosen)}
         ttl_ms = self.ttl_ms
@@ -88,8 +89,8 @@ class WriteBatch:
 
 
 class LonePut(NamedTuple):
-    """One row to put, checked, whatever is there. ``ttl_ms`` 0: it never expires;
-    ``table_version`` 0: the sender's is not known.
+    """A checked, unconditional put of one row. ``ttl_ms`` 0: never expires; ``table_version`` 0:
+    the sender's version is unknown.
     """
 
     key: bytes
@@ -110,13 +111,13 @@ class AtomicBatch:
     partition_id: int
     keys: Sequence[bytes]
     steps: Sequence[Step]
-    goes_on: bool = False
+    goes_on: bool = False  # whether the steps after a failed one are still executed
     durability: Durability = Durability.ALL_IN_SYNC
 
 
 class AtomicAnswer(NamedTuple):
-    """The version of each record that the batch wrote (0: it wrote nothing), and one result a step,
-    None for checks.
+    """The version of all records that the batch wrote (0: none), and one result per step, None for
+    checks.
     """
 
     version: int
@@ -125,8 +126,8 @@ class AtomicAnswer(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class WriteAnswer:
-    """``versions[i]`` is 0 where row i wrote nothing; then another field says why. ``results`` are
-    those of updates, by row.
+    """A write's outcome by row. ``versions[i]`` is 0 where row i wrote nothing; another field then
+    says why. ``results`` are the results of updates, by row.
     """
 
     versions: U64Array
@@ -139,9 +140,9 @@ class WriteAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanPage:
-    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them. Each
-    partition is read from ``start`` on, with ``reverse`` downwards. What is not ``counted`` comes
-    under no quota: who asks sees to that.
+    """A request for a page. ``partition_ids`` ascend; ``after_key`` belongs to the first of them.
+    Each partition is read from ``start`` on, downwards with ``reverse``. Without ``counted`` the
+    caller counts the rows against the quota itself.
     """
 
     table_version: int
@@ -157,7 +158,7 @@ class ScanPage:
 
 @dataclass(kw_only=True, slots=True)
 class ScanAnswer:
-    """One page; ``next_cursor`` is (partition_id, after key), None at the end."""
+    """One page. ``next_cursor`` is (partition_id, after key), None at the end."""
 
     keys: list[bytes] = field(default_factory=list)
     values: list[bytes] = field(default_factory=list)

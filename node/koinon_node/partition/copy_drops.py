@@ -1,14 +1,14 @@
-"""Deletes the copies that this node is not to keep any more (rule 15).
+"""Deletes the copies that the table no longer assigns to this node (rule 15).
 
-A drop first erases what the store knows of the partition and leaves a marker, in one transaction:
-from then on the copy is unusable, whatever is left of its data. Then the data goes in small steps,
-the marker last. Before each step the current row is looked at again, under a lease: if it names
-this node, the drop ends where it is, and the copy is taken whole from its primary. Steps are shared
-by all copies that are to go: a transaction has a price, however little it deletes.
+A drop first erases the partition's metadata and writes a marker, in one transaction: from then on
+the copy is unusable, although data is left. Small steps then delete the data, and at last the
+marker. Before each step the current row is checked again, under a lease. If it names this node, the
+drop stops there, and a snapshot from the primary replaces the copy. One step serves all copies that
+are being dropped: a transaction costs time, however little it deletes.
 
-Of a keyspace that is dropped all copies go. Once none is left here, and nothing under way can make
-one, the node says so (``erased``): the keyspace's partitions are another's only after every node
-has.
+All copies of a dropped keyspace are deleted. Once none is left here, and no write under way can
+create one, the node reports the keyspace (``erased``). Another keyspace gets its partitions only
+after every node has reported it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 STEP_ROWS = 1_000
 _STEP_PARTITIONS = 64
-_DUTY = 0.1  # of the time: no caller waits for it, and moves and clients go first
+_DUTY = 0.1  # the share of time spent on drops: no caller waits for them
 _RETRY_S = 1.0
 
 
 class CopyDropper:
-    """Background work. All methods belong to the event loop's thread."""
+    """Drops copies in the background. Belongs to the event loop's thread."""
 
     def __init__(self, local: LocalReplicas, state: NodeState, applier: Applier) -> None:
         self._state = state
@@ -45,10 +45,10 @@ class CopyDropper:
         self._applier = applier
         self._copies = local.copies
         self._due = asyncio.Event()
-        self.erased: tuple[int, ...] = ()  # ids of dropped keyspaces of which nothing is here
+        self.erased: tuple[int, ...] = ()  # ids of dropped keyspaces without any data here
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        """Rows have changed: look again at what is to be dropped."""
+        """Check again which copies to drop: rows have changed."""
         self._due.set()
 
     async def run(self) -> None:
@@ -60,7 +60,7 @@ class CopyDropper:
                 await self._drop(self.candidates())
                 await self._look_for_erased()
             except (StorageFullError, UnavailableError) as error:
-                log.warning("copies are not deleted now error=%s", error)
+                log.warning("copies were not deleted, retrying error=%s", error)
                 left = True
             if left or not self._state.serving():
                 await asyncio.sleep(_RETRY_S)
@@ -68,7 +68,7 @@ class CopyDropper:
                 await self._due.wait()
 
     async def _look_for_erased(self) -> None:
-        """Say of which dropped keyspaces nothing is here. Of those no copy can come back: no row
+        """Find the dropped keyspaces without data here. None of their copies can come back: no row
         of theirs will name a node again.
         """
         rows, _ = self._rows()
@@ -85,7 +85,9 @@ class CopyDropper:
         self.erased = tuple(erased)
 
     def candidates(self) -> list[int]:
-        """Return what is held here, whole or half deleted, and left out by the current rows."""
+        """Return the partitions of which some data is here and whose current row does not list this
+        node.
+        """
         copies = self._copies
         rows, number = self._rows()
         left_out = {row.partition_id for row in rows if number not in row.replicas}
@@ -93,13 +95,13 @@ class CopyDropper:
         return sorted(left_out.intersection((*held.tolist(), *copies.epochs)))
 
     def _left_out(self, partition_ids: Sequence[int]) -> list[int]:
-        """Return of which of them the current row says that this node is not to keep them."""
+        """Return the partitions whose current row does not list this node."""
         rows, number = self._rows()
         return [p for p in partition_ids if p < len(rows) and number not in rows[p].replicas]
 
     def _rows(self) -> tuple[Sequence[PartitionRow], NodeNumber]:
-        """Return the current rows, none unless this node is registered and has a lease; and its
-        number.
+        """Return the current rows and this node's number. There are no rows unless the node is
+        registered and has a lease.
         """
         served = self._state.served
         table, number = served.table, served.node_number
@@ -110,15 +112,15 @@ class CopyDropper:
         return table.rows if known else (), number
 
     async def _drop(self, partition_ids: Sequence[int]) -> None:
-        """Drop these, all in the same transactions: many small copies go at a time."""
+        """Drop these copies in shared transactions."""
         await self._applier.idle(partition_ids)
-        await self._applier.led(partition_ids)  # a dropped keyspace's primary has not drained
+        await self._applier.led(partition_ids)  # a dropped keyspace's primary was not drained
         left = self._left_out(partition_ids)
         if not left:
             return
         loop = asyncio.get_running_loop()
         await self._erase(left)
-        log.debug("copies dropped, deletes their data partitions=%d", len(left))
+        log.debug("copies dropped, deleting their data partitions=%d", len(left))
         while left := self._left_out(left):
             began = loop.time()
             deleted = await self._step(left)
@@ -126,12 +128,14 @@ class CopyDropper:
             await asyncio.sleep((loop.time() - began) * (1 / _DUTY - 1))
 
     async def _erase(self, partition_ids: Sequence[int]) -> None:
-        """Forget, durably, all that would make the data count."""
+        """Durably delete the metadata that makes the copies' data count."""
         markers = [(records.dropping_key(p), b"") for p in partition_ids]
         await self._change(partition_ids, CopyState.UNUSABLE, metadata=markers)
 
     async def _step(self, partition_ids: Sequence[int]) -> set[int]:
-        """Delete the next rows, and what is known of those that have none; return the latter."""
+        """Delete the next rows, and the metadata of copies without rows left; return these
+        copies.
+        """
         keys: list[bytes] = []
         holding: list[int] = []
         empty: list[int] = []
@@ -153,7 +157,7 @@ class CopyDropper:
         return set(empty)
 
     def _finish(self, partition_ids: Sequence[int]) -> asyncio.Future[None]:
-        """Delete the last entries of these: a copy that is made here later begins from nothing."""
+        """Delete the last entries of these copies: a later copy begins from nothing."""
         entries = (records.dropping_key, records.progress_key, records.epochs_key)
         gone = [(key_of(p), None) for p in partition_ids for key_of in entries]
 
@@ -174,7 +178,9 @@ class CopyDropper:
         metadata: Sequence[tuple[bytes, bytes | None]] = (),
         on_done: Done | None = None,
     ) -> asyncio.Future[None]:
-        """Write that the copies are complete through nothing. Queued before anybody waits."""
+        """Queue a change that makes the copies complete through 0. It is queued before the first
+        await.
+        """
         epochs = {p: self._copies.epochs_of(p).primary_epoch for p in partition_ids}
         change = Change(
             partition_ids=np.array(partition_ids, np.uint32),

@@ -1,7 +1,8 @@
-"""Reads and writes of the partitions that this node leads; knows neither messages nor transport.
+"""Executes clients' operations on the partitions that this node leads, without messages or
+transport.
 
-Each part says which safety rules hold there: ``reads`` (rows by their keys), ``scans`` (pages),
-``writes``, ``expiry`` (records that have expired).
+The parts: ``reads`` (rows by key), ``scans`` (pages), ``writes``, ``expiry`` (expired records). The
+docstring of each lists its safety rules.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from koinon_node.storage.index_sweeper import IndexSweeper
 
 
 class Engine:
-    """The parts over one context. All belong to the event loop's thread."""
+    """The parts over one context. Belongs to the event loop's thread."""
 
     def __init__(self, context: ServingContext) -> None:
         self.context = context

@@ -1,13 +1,13 @@
-"""Removes expired records that a read has met; by one index, in small steps, all others, and
-tombstones that are no longer needed.
+"""Removes expired records that reads meet; in small steps over one index removes all other expired
+records, and tombstones that are no longer needed.
 
 Invariants:
-- Only partitions that are served here, only under a lease; the removal of an expired record is
-  sequenced like any other delete (rule 13).
-- A tombstone is purged once it has been kept for its time, every required follower holds it, and no
-  pass that began before it is under way. The purge floor rises in the same transaction, and is
+- Records are removed only in partitions that this node serves, under a lease. The removal of an
+  expired record is sequenced like any other delete (rule 13).
+- A tombstone is purged once its retention time has passed, every required follower holds it, and no
+  pass that began before it is under way. The purge floor rises in the same transaction and is then
   announced; followers purge no further (rule 14).
-- An entry that its record no longer matches (it was rewritten or deleted) is only dropped.
+- An index entry whose record was rewritten or deleted is just dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENTRY_BYTES = 48
 
 @dataclass(slots=True)
 class _Due:
-    """The work that some entries of the index ask for."""
+    """The removals that some index entries ask for."""
 
     dropped: list[bytes] = field(default_factory=list)  # entries
     expired: list[bytes] = field(default_factory=list)  # data keys
@@ -39,7 +39,9 @@ class _Due:
 
 
 class Reclaimer:
-    """Deletes expired records and purges tombstones, where it leads. For the event loop only."""
+    """Deletes expired records and purges tombstones where this node leads. Belongs to the event
+    loop.
+    """
 
     def __init__(self, context: ServingContext) -> None:
         self._state = context.state
@@ -51,11 +53,11 @@ class Reclaimer:
         self._claims = context.claims
 
     async def remove_expired(self, keys: list[bytes], view: ServedPartitions) -> None:
-        """Queue the sequenced removal of those that are still expired, and wait for it.
+        """Queue sequenced deletes of the keys that are still expired, and wait for them.
 
-        What is no longer served as in ``view`` is left alone: its sequences are another's to give,
-        and the reader is refused anyway. On a disk too full even for a removal, reads go on: this
-        process's clock keeps it expired. So they do where too few replicas are left for a write.
+        Keys in partitions that are no longer served as in ``view`` are left out: another node gives
+        sequences there now, and refuses the reader anyway. If the disk is too full for a delete, or
+        too few replicas are left, reads continue: by this process's clock the record stays expired.
         """
         keys = list(dict.fromkeys(keys))
         partition_ids = np.fromiter(map(records.partition_of_data_key, keys), np.uint32, len(keys))
@@ -83,11 +85,13 @@ class Reclaimer:
                 self._clock.keep_told()
 
     def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
-        """Look at some entries of the index and queue what they ask for; see IndexSweeper."""
+        """Check some entries of the index and queue the removals that they need; see
+        IndexSweeper.
+        """
         view = self._state.served
         if not self._state.serving() or not len(view.epochs):
             return b"", []
-        now_ms = self._clock.now_ms()  # one: an entry that is dropped has its record removed
+        now_ms = self._clock.now_ms()  # one time for all: a dropped entry's record is removed too
         entries, start = self._store.expired_entries(start, now_ms, rows_max)
         if not entries:
             return start, []
@@ -112,7 +116,7 @@ class Reclaimer:
         stored = self._stored([key for _, _, key in split])
         for entry, at_ms, key in split:
             if self._pending.overlapping((key,)):
-                continue  # its fate is being decided; the next pass sees it
+                continue  # a write of the key is under way; the next round checks it
             data = stored.get(key)
             record = records.decode_record(data) if data is not None else None
             if record is None or record.expires_at_ms != at_ms:
@@ -125,7 +129,7 @@ class Reclaimer:
         return due
 
     def _purge(self, tombstones: list[tuple[bytes, bytes, int]]) -> asyncio.Future[None] | None:
-        """Queue the removal of those that may go."""
+        """Queue the removal of the tombstones that are not needed any more."""
         keys = [key for _, key, _ in tombstones]
         partition_ids = records.partitions_of_data_keys(keys)
         sequences = np.array([sequence for _, _, sequence in tombstones], np.uint64)

@@ -1,8 +1,9 @@
-"""Tells attached clients that the node is about to stop, and waits until they have gone.
+"""Tells attached clients that the node is about to stop, and waits until they have disconnected.
 
-The end of a server cuts off what arrives at that moment, and does not say whether it was done. So a
-client that attends (``KeyValue.Attend``; on the Redis protocol ``KOINON.HELLO``) is told first; it
-sends nothing more, and goes when all that it sent is answered.
+A server that ends breaks off the requests that arrive at that moment, and their clients cannot know
+whether they were executed. So the node first notifies each client that attends
+(``KeyValue.Attend``; on the Redis protocol ``KOINON.HELLO``). The client sends no more requests,
+and disconnects when all are answered.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ ATTENDING_MAX = 16_384
 
 
 class GracefulDrain:
-    """Tells attached clients that the node is about to stop. For the event loop only."""
+    """Notifies attached clients before the node stops. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._leaving = asyncio.Event()
         self._over = asyncio.Event()
         self._nobody = asyncio.Event()
         self._nobody.set()
-        self._listeners: dict[int, Callable[[], None]] = {}  # by attendance
+        self._listeners: dict[int, Callable[[], None]] = {}  # callbacks, by attendance number
         self._attendances = 0
         self._places = Places(
             "clients that attend", places=ATTENDING_MAX, host=ATTENDING_MAX // 2, connection=16
         )
 
     def attend(self, peer: str, on_leaving: Callable[[], None]) -> Callable[[], None]:
-        """Have ``on_leaving`` called when the node is about to stop (at once, if it is); return
-        what ends the attendance.
+        """Register ``on_leaving``, which is called when the node is about to stop (at once if it
+        already is). Return a function that ends the attendance.
 
         Raises:
-            ResourceExhaustedError: too many attend.
+            ResourceExhaustedError: too many clients attend.
         """
         held = contextlib.ExitStack()
         held.enter_context(self._places.place(peer))
@@ -57,11 +58,11 @@ class GracefulDrain:
         return end
 
     async def serve(self, context: Any, clock_ms: int) -> None:
-        """Serve a call of ``Attend``, until its caller goes, or all are sent away. ``clock_ms``:
+        """Serve a call of ``Attend`` until its client disconnects or the drain ends. ``clock_ms``:
         the node's time.
 
         Raises:
-            ResourceExhaustedError: too many attend.
+            ResourceExhaustedError: too many clients attend.
         """
         leaving = asyncio.Event()
         if self._leaving.is_set():
@@ -77,8 +78,8 @@ class GracefulDrain:
             end()
 
     async def end(self, *, least_s: float, most_s: float) -> None:
-        """Tell all that the node is about to stop; return when they have gone, within these times
-        in any case. What comes by other ways is still served meanwhile.
+        """Notify all clients; return when they have disconnected, at the earliest after ``least_s``
+        and at the latest after ``most_s``. Other requests are still served meanwhile.
         """
         self._leaving.set()
         for on_leaving in list(self._listeners.values()):

@@ -1,6 +1,5 @@
 """The cost of rows against a keyspace's limits: each counts as one row, with the bytes of its key
-and of the value that a client sends or is shown. A number that is added to a record counts as no
-bytes.
+and of the value that a client sends or receives. An increment's number counts no bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from koinon_node.partition.batches import AtomicBatch, WriteBatch
 
 
 def of_batch(batch: AtomicBatch) -> tuple[int, int]:
-    """Return the rows and the bytes that an atomic batch brings; checks are no rows."""
+    """Return the rows and bytes that an atomic batch costs when it is sent. Checks are no rows."""
     updates = [step for step in batch.steps if not isinstance(step, Check)]
     return len(updates), sum(map(len, batch.keys)) + sum(map(_brought, updates))
 
 
 def of_rows(batch: WriteBatch, rows: I64Array, sizes: I64Array) -> I64Array:
-    """Return the bytes that some rows of a batch bring; ``sizes`` are those of all rows' keys and
-    values, without their updates.
+    """Return the bytes that some rows of a batch cost. ``sizes`` are the bytes of all rows' keys
+    and values, without updates.
     """
     costs: I64Array = sizes[rows]
     if batch.updates:
@@ -34,14 +33,14 @@ def of_rows(batch: WriteBatch, rows: I64Array, sizes: I64Array) -> I64Array:
 
 
 def answered(results: Iterable[Result]) -> int:
-    """Return the bytes of the values that updates answer with."""
+    """Return the bytes of the values in updates' results."""
     found = (result[1] if isinstance(result, tuple) else result for result in results)
     return sum(len(value) for value in found if isinstance(value, bytes))
 
 
 def copied(batch: AtomicBatch, written: Mapping[bytes, bytes | None]) -> int:
-    """Return the bytes that operations on several keys wrote beyond those that they brought: COPY,
-    RENAME and BITOP write values that are there. ``written`` are encoded records by data key.
+    """Return the bytes that operations on several keys (COPY, RENAME, BITOP) wrote beyond the bytes
+    sent: they write existing values. ``written`` are encoded records by data key.
     """
     keys: set[bytes] = set()
     brought = 0
@@ -54,7 +53,7 @@ def copied(batch: AtomicBatch, written: Mapping[bytes, bytes | None]) -> int:
 
 
 def read(keys: Sequence[bytes], found: Sequence[bytes | None]) -> int:
-    """Return the bytes of keys, and of the values of their encoded records."""
+    """Return the bytes of the keys and of the values in their encoded records."""
     there = [len(record) for record in found if record is not None]
     return sum(map(len, keys)) + sum(there) - records.HEADER_BYTES * len(there)
 

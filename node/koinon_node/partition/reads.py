@@ -1,13 +1,13 @@
 """Reads rows by their keys, from partitions that this node leads.
 
 Rules that hold here:
-- Nothing is read without a lease, checked before and again after (rule 10).
-- A read waits for writes in flight of the keys that it reads, once. What it then finds may still
-  be of a later write that is in the store and not on every in-sync replica: then it waits for that
-  one and answers what it found, which was the newest complete write in that moment. The store shows
-  a write a moment before the writer's answer says that it is there.
-- A read that meets an expired record has it removed, and waits for that (rule 13).
-- Many keys go in steps with a chance for others to run between them.
+- The lease is checked before a read and again after it (rule 10).
+- A read waits once for the writes in flight of its keys. A record that it then finds may still be
+  of a later write that is in the store but not on every in-sync replica. Then the read waits for
+  that write too and returns the record: at the end of the wait it is the newest complete write.
+  (The store shows a write a moment before the writer reports it.)
+- A read that meets an expired record has it removed, and waits for the removal (rule 13).
+- Many keys are read in steps, with yields to the event loop between them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _second = operator.itemgetter(1)
 
 
 class Reads:
-    """Reads records by key from the partitions that are led here. For the event loop only."""
+    """Reads records by key from the partitions that this node leads. Belongs to the event loop."""
 
     def __init__(self, context: ServingContext, reclaimer: Reclaimer) -> None:
         self._state = context.state
@@ -65,7 +65,9 @@ class Reads:
         *,
         want_versions: bool,
     ) -> ReadAnswer:
-        """Read the rows. Refused partitions are listed; their rows have an empty value."""
+        """Read the rows. Refused partitions are listed in the answer; their rows have an empty
+        value.
+        """
         self._state.check_lease()
         view = self._state.served
         answer = ReadAnswer(refusals=self._state.refusals(view, partition_ids, table_version))
@@ -95,8 +97,8 @@ class Reads:
         partition_ids: U32Array,
         answer: ReadAnswer,
     ) -> Quota | None:
-        """Refuse the partitions that the keyspace's quota does not let in; return the quota, which
-        values are counted by once they are known.
+        """Refuse the partitions that exceed the keyspace's quota. Return the quota, against which
+        the values count once they are read.
         """
         quota = self._state.quota(view, int(partition_ids[0])) if len(keys) else None
         if quota is None:
@@ -111,11 +113,11 @@ class Reads:
     def read_now(
         self, keys: Sequence[bytes], partition_ids: Sequence[int]
     ) -> list[bytes | None] | None:
-        """Return the records of these keys, encoded (None: there is none), or None where one has to
-        be waited for, or is refused: ``read`` says which.
+        """Return the encoded records of these keys (None: no record), without waiting. Return None
+        if a key is refused or has to wait; then the caller uses ``read``.
 
-        The rules are those of ``read``; nothing else runs between its checks and the reading. So
-        what is in the store and not complete is of a group that the first look finds.
+        The rules of ``read`` hold. No other task runs between the checks and the reading, so the
+        first check finds the group of every record that is in the store and not complete.
         """
         state, view = self._state, self._state.served
         led = view.led
@@ -150,7 +152,7 @@ class Reads:
         return found
 
     def _live(self, found: list[bytes | None]) -> list[bytes | None] | None:
-        """Return these records without tombstones; None if one has expired."""
+        """Return these records with None for tombstones; return None if a record has expired."""
         now_ms = self._clock.now_ms()
         live: list[bytes | None] = []
         for data in found:
@@ -171,7 +173,9 @@ class Reads:
         answer: ReadAnswer,
         want_versions: bool,
     ) -> U32Array:
-        """Read the rows that are not refused into their places; return their partitions."""
+        """Read the rows that are not refused into their places of the answer; return their
+        partitions.
+        """
         refused = np.fromiter(answer.refusals, np.uint32, len(answer.refusals))
         rows = np.flatnonzero(~np.isin(partition_ids, refused)).tolist()
         part = ReadAnswer()
@@ -225,7 +229,7 @@ class Reads:
                 await self._reclaimer.remove_expired(expired, view)
 
     async def _complete(self, groups: Collection[CommitGroup], data_keys: Sequence[bytes]) -> None:
-        """Wait until what these groups write in the keys' partitions is complete."""
+        """Wait until the writes of these groups in the keys' partitions are complete."""
         if groups:
             partition_ids = np.unique(records.partitions_of_data_keys(data_keys))
             await self._replicator.groups_done(groups, partition_ids)
@@ -239,8 +243,8 @@ class Reads:
         expired: Expired,
         incomplete: set[CommitGroup],
     ) -> int:
-        """Read some rows, append them to ``answer``, and return the bytes of their records.
-        ``incomplete`` gets the groups that have to be complete before they may be shown.
+        """Read some rows, append them to ``answer``, and return the bytes of their records. Add to
+        ``incomplete`` the groups that have to complete before these rows may be returned.
         """
         rows = self._store.get_many(keys)
         incomplete.update(self._pending.seen(keys, rows))

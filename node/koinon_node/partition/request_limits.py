@@ -1,4 +1,4 @@
-"""The limits that requests are checked against before anything is done: keys, values, times."""
+"""Checks requests against limits before they are executed: keys, values, times to live."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from koinon_proto.contract.table import (
 )
 
 CLOCK_SLACK_MS = 60_000
-"""By which the clock of a machine that loads rows may be ahead of this node's."""
+"""The most that a loading machine's clock may be ahead of this node's."""
 
 
 def table_of(state: NodeState, request: Any) -> Table:
-    """Return the table, once it is known that the request is meant for this cluster."""
+    """Check that the request is meant for this cluster; return the table."""
     table = state.table()
     table.cluster.check_id(request.cluster_id)
     return table
@@ -41,14 +41,14 @@ def keyspace_of(state: NodeState, request: Any) -> Keyspace:
     """Return the keyspace that a request names by its id.
 
     Raises:
-        UnknownKeyspaceError: it is gone.
-        TableBehindError: it is not known here, and the sender's table is newer.
+        UnknownKeyspaceError: the keyspace was dropped.
+        TableBehindError: this node does not know the keyspace, and the sender's table is newer.
     """
     return known_keyspace(table_of(state, request), request.keyspace_id, request.table_version)
 
 
 def known_keyspace(table: Table, keyspace_id: int, table_version: int) -> Keyspace:
-    """Return the keyspace with this id, for a sender whose table has this version; raises as
+    """Return the keyspace with this id, for a sender with this table version. Raises the errors of
     ``keyspace_of``.
     """
     found = table.keyspaces.by_id(keyspace_id)
@@ -60,7 +60,7 @@ def known_keyspace(table: Table, keyspace_id: int, table_version: int) -> Keyspa
 
 
 def check_partitions(keyspace: Keyspace, partition_ids: Collection[int]) -> None:
-    """Raise InvalidArgumentError if a request names a partition that the keyspace has not."""
+    """Raise InvalidArgumentError if a partition is not the keyspace's."""
     if not len(partition_ids):
         return
     for partition_id in (int(max(partition_ids)), int(min(partition_ids))):
@@ -85,7 +85,7 @@ def check_key(key: bytes) -> None:
 
 
 def check_value(size: int, keyspace: Keyspace, field: str = "value") -> None:
-    """Raise InvalidArgumentError if a value of so many bytes is too long."""
+    """Raise InvalidArgumentError if a value of ``size`` bytes is too long for the keyspace."""
     if size > keyspace.max_value_bytes:
         raise InvalidArgumentError(
             field=field, reason="too long", limit=keyspace.max_value_bytes, actual=size
@@ -96,7 +96,7 @@ def check_value(size: int, keyspace: Keyspace, field: str = "value") -> None:
 
 
 def check_batch_bytes(size: int) -> None:
-    """Raise InvalidArgumentError if the keys and values of a batch have more bytes than fit."""
+    """Raise InvalidArgumentError if the keys and values of a batch exceed MAX_BATCH_BYTES."""
     if size > MAX_BATCH_BYTES:
         raise InvalidArgumentError(
             field="batch", reason="too many bytes", limit=MAX_BATCH_BYTES, actual=size
@@ -112,10 +112,10 @@ def check_length(field: str, actual: int, rows: int) -> None:
 
 
 def check_rows(keyspace: Keyspace, keys: Sequence[bytes], partition_ids: Sequence[int]) -> U32Array:
-    """Return the partitions of a batch's rows.
+    """Check a batch's rows; return their partitions.
 
     Raises:
-        InvalidArgumentError: there are too many rows, or a key or a partition is none that may be.
+        InvalidArgumentError: there are too many rows, or a key or a partition is not valid.
         WrongPartitionError: a key lies in another partition than the sender says.
     """
     rows = len(keys)
@@ -157,7 +157,7 @@ def check_rows(keyspace: Keyspace, keys: Sequence[bytes], partition_ids: Sequenc
 
 
 def check_ttl(ttl_ms: int, field: str = "ttl_ms") -> None:
-    """Raise InvalidArgumentError if the time to live is longer than any may be."""
+    """Raise InvalidArgumentError if the time to live exceeds MAX_TTL_MS."""
     if ttl_ms > MAX_TTL_MS:
         raise InvalidArgumentError(
             field=field, reason="more than a hundred years", limit=MAX_TTL_MS, actual=ttl_ms
@@ -167,7 +167,7 @@ def check_ttl(ttl_ms: int, field: str = "ttl_ms") -> None:
 def ttl_fault(
     keyspace: Keyspace, ttl_ms: int, field: str = "ttl_ms"
 ) -> InvalidArgumentError | None:
-    """Return why no record of the keyspace may be written to live so long; None: it may."""
+    """Return the error of a time to live that exceeds the keyspace's, or None if it is allowed."""
     if not keyspace.max_ttl_ms or ttl_ms <= keyspace.max_ttl_ms:
         return None
     return InvalidArgumentError(
@@ -179,7 +179,7 @@ def ttl_fault(
 
 
 def never_fault(keyspace: Keyspace, field: str = "ttl_ms") -> InvalidArgumentError | None:
-    """Return why no record of the keyspace may be made to live for ever; None: it may."""
+    """Return the error of a record without an expiry, or None if the keyspace allows it."""
     if not keyspace.max_ttl_ms:
         return None
     return InvalidArgumentError(
@@ -190,11 +190,11 @@ def never_fault(keyspace: Keyspace, field: str = "ttl_ms") -> InvalidArgumentErr
 
 
 def ttl_of(keyspace: Keyspace, ttl_ms: int, field: str = "ttl_ms") -> int:
-    """Return how long a record lives that a write names this time for, 0 if it names none; the
-    result is 0 where the record never expires.
+    """Return the time to live of a record in ms, from the time that its write names (0: none); the
+    result 0 means that the record never expires.
 
     Raises:
-        InvalidArgumentError: longer than it may.
+        InvalidArgumentError: the time is longer than the keyspace allows.
     """
     check_ttl(ttl_ms, field)
     if (fault := ttl_fault(keyspace, ttl_ms, field)) is not None:
@@ -203,13 +203,13 @@ def ttl_of(keyspace: Keyspace, ttl_ms: int, field: str = "ttl_ms") -> int:
 
 
 def expiry_of(keyspace: Keyspace, ttl_ms: int) -> Expiry:
-    """As ``ttl_of``, of an update."""
+    """Return the expiry of an update with this time to live; see ``ttl_of``."""
     return expires_after(ttl_of(keyspace, ttl_ms))
 
 
 def check_expiry(keyspace: Keyspace, expiry: Expiry, now_ms: int) -> None:
-    """Raise InvalidArgumentError if an update names an expiry that no record may be given. What a
-    record has already, it may keep.
+    """Raise InvalidArgumentError if an update names an expiry that the keyspace does not allow. A
+    record may always keep its expiry.
     """
     if expiry.kind is ExpiryKind.NEVER:
         if (fault := never_fault(keyspace)) is not None:
@@ -219,12 +219,12 @@ def check_expiry(keyspace: Keyspace, expiry: Expiry, now_ms: int) -> None:
 
 
 def loaded_expiry(keyspace: Keyspace, expires_at_ms: int, now_ms: int, field: str) -> int:
-    """Return when rows expire that a bulk load brings with this expiry, 0 if with none.
+    """Return the expiry in Unix ms of rows that a bulk load brings with this expiry; 0: none.
 
-    The clock that named it is another machine's: up to ``CLOCK_SLACK_MS`` too much is cut off.
+    Another machine's clock gave the expiry: an excess of up to ``CLOCK_SLACK_MS`` is cut off.
 
     Raises:
-        InvalidArgumentError: later than they may.
+        InvalidArgumentError: the expiry is later than the keyspace allows.
     """
     return int(_loaded(keyspace, np.array([expires_at_ms], np.uint64), now_ms, field)[0])
 
@@ -232,7 +232,9 @@ def loaded_expiry(keyspace: Keyspace, expires_at_ms: int, now_ms: int, field: st
 def loaded_expiries(
     keyspace: Keyspace, expires_at_ms: U64Array, now_ms: int, field: str
 ) -> U64Array:
-    """As ``loaded_expiry``, of rows that have expiries of their own, or delete their keys."""
+    """Apply ``loaded_expiry`` to rows with expiries of their own; rows that delete their key
+    stay.
+    """
     deleted = expires_at_ms == DELETED
     found = _loaded(keyspace, np.where(deleted, 0, expires_at_ms), now_ms, field)
     return np.where(deleted, expires_at_ms, found)

@@ -1,9 +1,9 @@
-"""Counts the outcomes of the rows that clients asked for, a batch at a time.
+"""Counts the outcomes of the rows in clients' requests, a batch at a time.
 
-Outcomes: ``ok``; ``absent`` (a read or a delete found nothing); ``refused`` (nothing was done: the
-partition is not served here, there is no room, too few replicas); ``failed`` (a condition did not
-hold, a record that an increment cannot add to, or an error of this node); ``unknown`` (a write that
-may have been done, or may be later).
+Outcomes: ``ok``; ``absent`` (a read or a delete found no record); ``refused`` (without an effect:
+the partition is not served here, there is no room, too few replicas); ``failed`` (a condition did
+not hold, an increment met a value that is no number, or an error of this node); ``unknown`` (a
+write that may have been applied, or may be later).
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ OUTCOMES: dict[Operation, tuple[Outcome, ...]] = {
     "scan": ("ok",),
     "stage": ("ok", "refused", "failed", "unknown"),
 }
-"""The outcomes that each operation has; a page of a scan that fails has no rows."""
+"""The possible outcomes of each operation. A scan's page that fails has no rows."""
 
 
 _DECIDED = (ConditionFailedError, NotANumberError, NumberOverflowError)
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """Return what an error means for the rows that it is about."""
+    """Return the outcome of rows that ended with this error."""
     if isinstance(error, UnknownFateError | asyncio.CancelledError):
         return "unknown"
     if isinstance(error, _DECIDED) or not isinstance(error, KoinonError):
@@ -63,7 +63,7 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 class RowCounts:
-    """``rows`` by operation and outcome; ``bytes`` of the values of those that were ``ok``."""
+    """``rows`` by operation and outcome; ``bytes`` of the values of ``ok`` rows, by operation."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[Operation, Outcome], int] = {
@@ -74,7 +74,7 @@ class RowCounts:
     async def of_read(
         self, partition_ids: U32Array, reading: Coroutine[Any, Any, ReadAnswer]
     ) -> ReadAnswer:
-        """Return what a read comes to, counted by what that is; raises as the read does."""
+        """Await a read, and count its rows by their outcome. Raises the errors of the read."""
         try:
             answer = await reading
         except BaseException as error:
@@ -86,7 +86,7 @@ class RowCounts:
     async def of_write(
         self, batch: WriteBatch, writing: Coroutine[Any, Any, WriteAnswer]
     ) -> WriteAnswer:
-        """As ``of_read``, of a batch that is written."""
+        """Await a write, and count its rows by their outcome. Raises the errors of the write."""
         try:
             answer = await writing
         except BaseException as error:
@@ -96,7 +96,7 @@ class RowCounts:
         return answer
 
     def read(self, partition_ids: U32Array, answer: ReadAnswer) -> None:
-        """Rows were read, or refused."""
+        """Count the rows of a read."""
         absent = len(answer.missing)
         refused = _count_in(partition_ids, answer)
         found = len(partition_ids) - absent - refused
@@ -106,14 +106,16 @@ class RowCounts:
         self.bytes["get"] += max(0, answer.held_bytes - HEADER_BYTES * found)
 
     def read_rows(self, found: Sequence[bytes | None]) -> None:
-        """Records were looked for and found, or not."""
+        """Count single reads by whether a record was found."""
         there = [len(record) for record in found if record is not None]
         self.rows["get", "ok"] += len(there)
         self.rows["get", "absent"] += len(found) - len(there)
         self.bytes["get"] += sum(there) - HEADER_BYTES * len(there)
 
     def read_failed(self, rows: int, error: BaseException) -> None:
-        """Count rows that were not read. The client of a read that is cut off has gone."""
+        """Count rows of a read that failed. (A cancelled read counts as failed: its client has
+        disconnected.)
+        """
         outcome = outcome_of(error)
         self.rows["get", "failed" if outcome == "unknown" else outcome] += rows
 
@@ -133,8 +135,8 @@ class RowCounts:
         chunks: Sequence[bytes],
         refusals: Collection[int],
     ) -> None:
-        """A bulk load staged rows, packed into chunks, but for the partitions that were refused;
-        columns over chunks.
+        """Count rows that a bulk load staged in chunks, without the refused partitions. Columns
+        over chunks.
         """
         taken = ~np.isin(partition_ids, list(refusals))
         self.rows["stage", "ok"] += int(rows[taken].sum())
@@ -142,11 +144,11 @@ class RowCounts:
         self.bytes["stage"] += sum(map(len, compress(chunks, taken.tolist())))
 
     def stage_failed(self, rows: int, error: BaseException) -> None:
-        """A bulk load could not stage rows."""
+        """Count rows of a bulk load that could not be staged."""
         self.rows["stage", outcome_of(error)] += rows
 
     def written(self, batch: WriteBatch, answer: WriteAnswer) -> None:
-        """A batch was written, as far as the answer says."""
+        """Count the rows of a batch by the answer."""
         left = _rows_by_operation(batch)
         size = sum(map(len, batch.values))
         for row, outcome in _not_written(batch, answer):
@@ -162,7 +164,7 @@ class RowCounts:
         self.bytes["put"] += size
 
     def batch_committed(self, batch: AtomicBatch, answer: AtomicAnswer) -> None:
-        """An atomic batch was written. Its checks are no rows."""
+        """Count the rows of an atomic batch that was written; checks are no rows."""
         for step, result in zip(batch.steps, answer.results, strict=True):
             operation = _operation_of_step(step)
             if operation is None:
@@ -180,7 +182,7 @@ class RowCounts:
                 self.bytes["put"] += step.size if isinstance(step, Put | Assign) else 0
 
     def batch_failed(self, batch: AtomicBatch, error: BaseException) -> None:
-        """The whole atomic batch ended with an error."""
+        """Count the rows of an atomic batch that ended with an error."""
         outcome = outcome_of(error)
         for step in batch.steps:
             if (operation := _operation_of_step(step)) == "get":
@@ -189,16 +191,16 @@ class RowCounts:
                 self.rows[operation, outcome] += 1
 
     def put(self, value_bytes: int) -> None:
-        """Count a row that was put."""
+        """Count a single put."""
         self.rows["put", "ok"] += 1
         self.bytes["put"] += value_bytes
 
     def put_failed(self, error: BaseException) -> None:
-        """Count a row that was not put, or may have been."""
+        """Count a single put that ended with an error."""
         self.rows["put", outcome_of(error)] += 1
 
     def write_failed(self, batch: WriteBatch, error: BaseException) -> None:
-        """The whole batch ended with an error."""
+        """Count the rows of a batch that ended with an error."""
         outcome = outcome_of(error)
         for operation, rows in _rows_by_operation(batch).items():
             self.rows[operation, outcome] += rows
@@ -227,7 +229,7 @@ def _operation_of(batch: WriteBatch, row: int) -> Operation:
 
 
 def _not_written(batch: WriteBatch, answer: WriteAnswer) -> list[tuple[int, Outcome]]:
-    """Return the rows that were refused or failed."""
+    """Return the refused and failed rows with their outcomes."""
     found = [(row, outcome_of(error)) for row, error in answer.row_errors.items()]
     found += [(row, "failed") for row in answer.present]
     if answer.refusals:

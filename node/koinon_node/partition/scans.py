@@ -1,7 +1,7 @@
 """Reads pages of whole partitions, in the order of their keys.
 
-The rules are those of reads by keys (``reads``): the lease is checked before and after, what a page
-shows is complete before it is answered, and what has expired is removed first.
+The rules of reads by key (``reads``) hold: the lease is checked before and after; every row of a
+page is complete before the page is returned; expired records are removed first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PARTITIONS_PER_STEP = 64
 
 
 class Scans:
-    """Reads pages of keys in order, of one partition that is led here. For the event loop only."""
+    """Reads pages of partitions in key order. Belongs to the event loop."""
 
     def __init__(self, context: ServingContext, reclaimer: Reclaimer) -> None:
         self._state = context.state
@@ -54,7 +54,7 @@ class Scans:
         bytes_max = self._limits.scan_bytes
         counts = view.shares and page.counted and page.partition_ids
         quota = self._state.quota(view, page.partition_ids[0]) if counts else None
-        if quota is not None:  # the rest of the page is the next one's
+        if quota is not None:  # a smaller page: the next one continues after it
             rows_left, bytes_left = quota.room(self._state.now())
             limit, bytes_max = min(limit, rows_left), min(bytes_max, bytes_left)
         self._budget.take_rows(limit)
@@ -141,7 +141,7 @@ class Scans:
         answer: ScanAnswer,
         expired: Expired,
     ) -> int:
-        """Append live rows to the page, note expired ones, return the bytes that were read."""
+        """Append live rows to the page, and note expired ones; return the bytes that were read."""
         now_ms = self._clock.now_ms()
         size = live_bytes = 0
         live = -len(answer.keys)

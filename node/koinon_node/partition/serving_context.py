@@ -1,4 +1,4 @@
-"""The parts of a node that reads, scans, writes and expiry share; the bounds of all reads."""
+"""The parts of a node that reads, scans, writes and expiry share, and the bounds of all reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from koinon_proto.server import admission
 
 
 class ServingContext:
-    """The open store, the way of writes to disk and followers, and what is counted of clients."""
+    """The store, the way of writes to disk and followers, and the counters of clients' requests."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ServingContext:
         self.writer = writer
         self.replicator = replicator
         self.limits = limits
-        self.clock = state.wall  # the Unix time by which records expire here
+        self.clock = state.wall  # the Unix time by which records expire on this node
         self.pending = local.pending
         self.primaries = local.primaries
         self.traffic = Traffic()
@@ -43,8 +43,8 @@ class ServingContext:
 
 
 class ReadBudget:
-    """Bounds the rows that are being read, and the bytes that answers under way hold in memory,
-    over all reads together. A read that is alone may exceed either.
+    """Bounds the rows being read, and the bytes of unfinished answers in memory, over all reads
+    together. A read that runs alone may exceed both.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -61,12 +61,12 @@ class ReadBudget:
         self._rows += count
 
     def release(self, rows: int, size: int = 0) -> None:
-        """The read of so many rows, whose answer held so many bytes, has ended."""
+        """Release the rows of a read that has ended, and the bytes of its answer."""
         self._rows -= rows
         self._bytes -= size
 
     def hold(self, answer: ReadAnswer, size: int) -> None:
-        """Count the bytes that an answer under way holds against the bound of all answers."""
+        """Count the bytes of an unfinished answer against the bound of all answers."""
         others = self._bytes - answer.held_bytes
         self._bytes += size
         answer.held_bytes += size
@@ -78,7 +78,7 @@ class ReadBudget:
 
 
 class MergeWaits:
-    """The operations that wait until the merge steps of bulk loads release their partitions."""
+    """The operations that wait until merge steps of bulk loads release their partitions."""
 
     def __init__(
         self, pending: PendingWrites, replicator: Replicator, partition_count: int
@@ -90,12 +90,13 @@ class MergeWaits:
         self.waits = np.zeros(partition_count, np.int32)
 
     async def released(self, partition_ids: U32Array) -> None:
-        """Wait until no merge step is under way in these partitions. Until then this process does
-        not know what they hold, so whoever decides on a record decides after this, without a pause.
-        (A write without conditions comes after the step in any case, in a later group.)
+        """Wait until no merge step is under way in these partitions. During a step this process
+        does not know the partition's records, so a caller that decides on a record decides right
+        after this wait. (An unconditional write needs no wait: it joins a later group than the
+        step.)
 
         Raises:
-            UnavailableError: a step is not done in time.
+            UnavailableError: a step did not end in time.
         """
         if not self._pending.claimed:
             return

@@ -1,13 +1,13 @@
-"""Counts clients' requests to the partitions led here: always, and by key while an operator asks.
+"""Counts clients' requests by partition, and by key while an operator samples.
 
-Counters are columns by partition over the whole life of the process; for a rate, look
-twice. One thread writes them, any may read them: an entry is never torn, and never decreases.
-Batches are counted some at a time, since what a step over one costs is mostly getting at its code
-and data: the event loop's thread sees all after ``flush``, others what was there a second ago.
+Counters are columns by partition since the process began; a rate is the difference of two readings.
+One thread writes them and any thread may read them: an entry is never torn, and never decreases.
+Batches are counted several at a time, which costs less CPU. The event loop's thread sees exact
+counters after ``flush``; other threads may see them a second late.
 
-Keys are sampled only while a ``KeySampler`` is there. It takes about every n-th row, n such that it
-takes no more than some 20,000 rows a second, and keeps a bounded number of keys: of those that come
-seldom it forgets all, of the others it counts too few by at most what it says.
+Keys are sampled only while a ``KeySampler`` exists. It samples every n-th row, with n such that it
+takes at most about 20,000 rows a second, and keeps a bounded number of keys: it forgets rare keys,
+and its count of a frequent key is too small by at most ``missed_max``.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ KEYS_KEPT = 8_192
 SLOT_S = 0.05
 SLOT_ROWS = 1_000
 _ALL_PARTITIONS = 65_536
-_SIZED_ROWS = 16  # of a larger batch that is read
-_TURN = 7_919  # a prime, so that the turn of every block comes
+_SIZED_ROWS = 16  # the rows of a larger read batch whose sizes are summed
+_TURN = 7_919  # a prime step from block to block, so that every block is summed at times
 _FLUSH_ROWS = 16_384
 _FLUSH_BATCHES = 64
 _ONE = np.int64(1)
 
 
 class RankBy(IntEnum):
-    """The measures of heat; numbers are those of the wire."""
+    """The measures of heat, with their numbers on the wire."""
 
     ROWS = 0
     READS = 1
@@ -60,12 +60,12 @@ class Counts:
         self.written_bytes = written
 
     def copy(self) -> Counts:
-        """Return them as they are now."""
+        """Return a copy of the counters."""
         columns = (self.reads, self.writes, self.read_bytes, self.written_bytes)
         return Counts(*(column.copy() for column in columns))
 
     def heat(self, by: RankBy) -> I64Array:
-        """Return what partitions are ranked by."""
+        """Return the column of this measure."""
         if by is RankBy.READS:
             return self.reads
         if by is RankBy.WRITES:
@@ -76,15 +76,15 @@ class Counts:
 
 
 _Read = tuple[U32Array, slice, int, list[int], list[int]]
-"""A batch that was read: its partitions, one block of its rows, of how many, and the sizes of that
-block's values and keys. They lie side by side in memory; each block's turn comes equally often, and
-it stands for all. (A plain tuple: making a named one took longer than the rest.)
+"""A read batch: its partitions, one block of its rows, the number of blocks, and the sizes of the
+block's values and keys. The block stands for the whole batch; every block is chosen equally often.
+(A plain tuple, since creating a named one took longer than the rest.)
 """
 
 
 class Traffic(Counts):
-    """Counters since the process began. Only what was served as primary counts: rows that were
-    refused do not, nor does what replicas send one another. The methods belong to one thread.
+    """Counters since the process began. Only rows that this node served as primary count, not
+    refused rows or replication. All methods belong to one thread.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -92,14 +92,14 @@ class Traffic(Counts):
         self._now = now
         self._began = now()
         self._turn = 0
-        self.rows_read = self.rows_written = 0  # of all kinds, refused ones too
+        self.rows_read = self.rows_written = 0  # including refused rows
         self._read: list[_Read] = []
         self._written: list[tuple[U32Array, I64Array]] = []
-        self._rows = 0  # of batches that are yet to be counted
+        self._rows = 0  # of batches that wait to be counted
         self._samplers: tuple[KeySampler, ...] = ()
 
     def elapsed_s(self) -> float:
-        """Return for how long there has been counting."""
+        """Return the seconds since counting began."""
         return self._now() - self._began
 
     def count_read(self, partition_id: int, key: bytes, size: int) -> None:
@@ -113,7 +113,9 @@ class Traffic(Counts):
     def count_reads(
         self, partition_ids: U32Array, keys: Sequence[bytes], values: Sequence[bytes]
     ) -> None:
-        """Rows were read, one a key. Of more than 16 at once, the sizes of some stand for all."""
+        """Count rows that were read, one per key. Of more than 16 rows, a block of 16 gives the
+        average size.
+        """
         rows = len(keys)
         if rows == 1:
             p = partition_ids.item()
@@ -138,7 +140,7 @@ class Traffic(Counts):
             sampler.writes.offer(np.array((partition_id,), np.uint32), (key,))
 
     def count_writes(self, partition_ids: U32Array, keys: Sequence[bytes], sizes: I64Array) -> None:
-        """Rows were written or deleted, one a key, of these bytes."""
+        """Count rows that were written or deleted, one per key, with their bytes."""
         if len(keys) == 1:
             p = partition_ids.item()
             self.writes[p] += _ONE
@@ -150,12 +152,12 @@ class Traffic(Counts):
             sampler.writes.offer(partition_ids, keys)
 
     def count_scan(self, partition_id: int, rows: int, size: int) -> None:
-        """A scan has read rows of the partition. Their keys are not sampled."""
+        """Count rows that a scan read. Their keys are not sampled."""
         self.reads[partition_id] += np.int64(rows)
         self.read_bytes[partition_id] += np.int64(size)
 
     def count_merge(self, partition_id: int, rows: int, size: int) -> None:
-        """A bulk load has written rows into the partition. Their keys are not sampled."""
+        """Count rows that a bulk load wrote. Their keys are not sampled."""
         self.writes[partition_id] += np.int64(rows)
         self.written_bytes[partition_id] += np.int64(size)
 
@@ -165,7 +167,7 @@ class Traffic(Counts):
             self.flush()
 
     def flush(self) -> None:
-        """Count the batches that are yet to be counted."""
+        """Count the waiting batches."""
         read, written = self._read, self._written
         self._read, self._written, self._rows = [], [], 0
         if read:
@@ -183,10 +185,10 @@ class Traffic(Counts):
 
     @contextlib.contextmanager
     def sampling(self, wanted: Collection[int] = ()) -> Iterator[KeySampler]:
-        """Sample keys of these partitions (none named: of all) while the context lasts.
+        """Sample keys of the partitions ``wanted`` (empty: of all) while the context lasts.
 
         Raises:
-            ResourceExhaustedError: SAMPLERS_MAX are at work.
+            ResourceExhaustedError: SAMPLERS_MAX samplers exist.
         """
         if len(self._samplers) >= SAMPLERS_MAX:
             raise ResourceExhaustedError(resource="samplings under way", limit=SAMPLERS_MAX)
@@ -199,7 +201,7 @@ class Traffic(Counts):
 
 
 def since(before: Counts, after: Counts) -> Counts:
-    """Return what was counted in between."""
+    """Return the difference of two readings."""
     return Counts(
         after.reads - before.reads,
         after.writes - before.writes,
@@ -209,7 +211,9 @@ def since(before: Counts, after: Counts) -> Counts:
 
 
 def hottest(heat: I64Array, wanted: Collection[int], partitions_max: int) -> list[int]:
-    """Return the partitions with the most heat, the hottest first; only of ``wanted``, if any."""
+    """Return the partitions with the most heat, the hottest first; only of ``wanted`` unless that
+    is empty.
+    """
     ids = np.array(sorted(wanted), np.int64) if wanted else np.flatnonzero(heat)
     ranked = ids[np.argsort(-heat[ids], kind="stable")]
     found: list[int] = ranked[:partitions_max].tolist()
@@ -218,7 +222,7 @@ def hottest(heat: I64Array, wanted: Collection[int], partitions_max: int) -> lis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledKey:
-    """A key, and about how many rows with it were read and written meanwhile."""
+    """A key, with estimates of the rows that read and wrote it."""
 
     partition_id: int
     key: bytes
@@ -227,7 +231,7 @@ class SampledKey:
 
 
 class KeySampler:
-    """Samples of the keys that are read and written."""
+    """Samples of the keys in reads and writes."""
 
     def __init__(self, wanted: Collection[int], now: Callable[[], float]) -> None:
         mask: BoolArray | None = None
@@ -238,7 +242,7 @@ class KeySampler:
         self.writes = KeyCounts(mask, now)
 
     def hottest(self, partition_ids: Collection[int], keys_max: int) -> list[SampledKey]:
-        """Return up to ``keys_max`` keys a partition by reads and as many by writes."""
+        """Return up to ``keys_max`` keys per partition by reads, and as many by writes."""
         chosen: set[tuple[int, bytes]] = set()
         for side in (self.reads, self.writes):
             chosen |= side.hottest(frozenset(partition_ids), keys_max)
@@ -254,12 +258,12 @@ class KeySampler:
 
 
 class KeyCounts:
-    """About how often each key came, by its partition: keyspaces may have the same keys. A row that
-    is taken stands for all that were passed over.
+    """Estimates how often each (partition, key) came. A sampled row counts for the n - 1 rows that
+    were skipped as well.
 
-    Keys are kept as by Misra and Gries ("Finding repeated elements", 1982), many at a time: when
-    there are twice too many, what the one at the bound has is taken from all, and who has nothing
-    left is forgotten.
+    The algorithm is by Misra and Gries ("Finding repeated elements", 1982), in batches: when there
+    are twice too many keys, the count of the key at the bound is subtracted from all counts, and
+    keys without a positive count are forgotten.
     """
 
     def __init__(self, wanted: BoolArray | None, now: Callable[[], float]) -> None:
@@ -272,10 +276,10 @@ class KeyCounts:
         self.counts: dict[tuple[int, bytes], int] = {}
         self.offered = 0  # rows of wanted partitions
         self.taken = 0
-        self.missed_max = 0  # by so many may any count be too small
+        self.missed_max = 0  # the most by which any count is too small
 
     def offer(self, partition_ids: U32Array, keys: Sequence[bytes]) -> None:
-        """Take every n-th of these rows."""
+        """Sample every n-th of these rows."""
         if self._wanted is not None:
             rows = np.flatnonzero(self._wanted[partition_ids]).tolist()
             if not rows:
@@ -295,7 +299,7 @@ class KeyCounts:
             self._forget()
 
     def _pace(self, rows: int) -> int:
-        """Return n, by how many rows came in the slot before, and in this one so far."""
+        """Return n, from the number of rows in the last time slot and in this one so far."""
         self.offered += rows
         now = self._now()
         if now >= self._slot_end:
@@ -310,7 +314,7 @@ class KeyCounts:
         self.counts = {key: n - bound for key, n in self.counts.items() if n > bound}
 
     def hottest(self, partition_ids: frozenset[int], keys_max: int) -> set[tuple[int, bytes]]:
-        """Return (partition, key) of those with the greatest counts in each partition."""
+        """Return the (partition, key) pairs with the greatest counts in each partition."""
         by_partition: dict[int, list[tuple[int, bytes]]] = {p: [] for p in partition_ids}
         for place in self.counts:
             if place[0] in by_partition:

@@ -549,7 +549,7 @@ def test_update_of_a_partition_led_elsewhere_is_refused_and_others_go_on(
         kv_pb2.Update(touch=kv_pb2.Touch(ttl_ms=MAX_TTL_MS + 1)),
         kv_pb2.Update(get_or_put=kv_pb2.GetOrPut(value=b"x" * (1024 * 1024 + 1))),
     ],
-    ids=["of no kind", "ttl", "value"],
+    ids=["unknown kind", "ttl", "value"],
 )
 def test_update_beyond_a_limit_is_refused_before_anything_is_written(
     node: NodeProcess, update: Any

@@ -149,7 +149,7 @@ async def test_cut_whose_hold_has_ended_while_the_store_settled_is_not_made(
     making = start(cut.make())
     await until(lambda: cut.state is CutState.ENDED)
     settled.set()
-    with pytest.raises(CutFailedError, match="was not taken over"):
+    with pytest.raises(CutFailedError, match="did not take over its log"):
         await making
 
 
