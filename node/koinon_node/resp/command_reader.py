@@ -1,9 +1,9 @@
-"""Parses the commands in the bytes that a client sends.
+"""Parses a client's bytes into commands.
 
-A command is an array of bulk strings, or a line of words (an inline command). Most data that a
-socket gives has whole commands only, or ends inside the last one: hiredis, in C, parses the whole
-ones. What hiredis does not see whole is parsed here, piece by piece. So no parser keeps a buffer,
-an array's room is made as its arguments come, and a length is judged before its bytes are received.
+A command is an array of bulk strings, or a line of words (an inline command). Most reads from a
+socket bring only complete commands, or end inside the last one. hiredis, in C, parses the complete
+commands; this module parses an incomplete one piece by piece. So no parser keeps a buffer, an array
+grows as its arguments come, and a length is checked before its bytes are received.
 
 Pure. https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
@@ -18,12 +18,12 @@ Command = list[bytes]
 
 ARGUMENTS_MAX = 1024 * 1024
 LINE_BYTES_MAX = 64 * 1024
-"""Of an inline command."""
+"""The most bytes of an inline command."""
 ARGUMENT_BYTES = 64
-"""Memory of one argument beside its bytes: Python's object and its place in a list."""
+"""Memory of one argument beside its bytes: the Python object and its list entry."""
 _HEADER_BYTES_MAX = 32
 
-# hiredis makes room for an array by its length, and takes arrays in arrays, nine deep.
+# hiredis allocates an array by its stated length, and accepts nested arrays, nine deep.
 _HUGE_ARRAY = re.compile(rb"[*%~>|][0-9+-]{6}")
 _HEADER = re.compile(rb"([*$])(-?[0-9]{1,18})\r\n")
 _WORD = re.compile(
@@ -38,44 +38,45 @@ _NOTHING = b"*0\r\n"  # a command without words
 
 
 class _ProtocolError(Exception):
-    """The peer sent something that is no command."""
+    """The peer sent bytes that are no command."""
 
 
 class CommandReader:
-    """Parses the commands in one connection's bytes. ``limit``: the bytes of a command at most.
-    ``one_by_one``: return a single command at a time; the next one comes by ``feed(b"")``, and may
-    have another limit.
+    """Parses the commands in one connection's bytes. ``limit``: the most bytes of a command.
+    ``one_by_one``: return a single command at a time; ``feed(b"")`` returns the next one, possibly
+    under another limit.
     """
 
     def __init__(self, limit: int, *, one_by_one: bool = False) -> None:
         self.limit = limit
         self.one_by_one = one_by_one
         self.fault = ""
-        """Why what came behind the last command is none, in Redis's words; nothing more is read."""
-        self._head = b""  # what is not looked at: a header or line whose end has not come
-        self._missing_arguments = 0  # of the array that is coming in, the current one included
-        self._arguments: Command = []  # of that array, those that are whole
-        self._missing = 0  # bytes of the current argument and its line end; 0: no header of it yet
-        self._partial = bytearray()  # of the current argument
-        self._held_bytes = 0  # of that array, all that has come
+        """The protocol error behind the last command, in Redis's words; '' if there is none. After
+        an error nothing more is parsed."""
+        self._head = b""  # an incomplete header or line, not parsed yet
+        self._missing_arguments = 0  # of the incomplete array, including the current argument
+        self._arguments: Command = []  # the complete arguments of the incomplete array
+        self._missing = 0  # bytes of the current argument and its line end; 0: no header yet
+        self._partial = bytearray()  # the received bytes of the current argument
+        self._held_bytes = 0  # all received bytes of the incomplete array
 
     @property
     def has_begun(self) -> bool:
-        """True while a command is coming in."""
+        """True while a command is incomplete."""
         return bool(self._head or self._missing_arguments)
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of a command that is coming in, of which some are there."""
+        """The received bytes of an incomplete command."""
         return self._held_bytes + len(self._head)
 
     @property
     def coming_bytes(self) -> int:
-        """The bytes that its current argument lacks."""
+        """The missing bytes of its current argument."""
         return self._missing
 
     def feed(self, data: bytes) -> list[Command]:
-        """Return the commands that are whole with this data. See ``fault`` after it."""
+        """Return the commands that are complete with this data. Check ``fault`` afterwards."""
         if self.fault:
             return []
         if self._head:
@@ -97,22 +98,24 @@ class CommandReader:
             self._held_bytes = self._missing = self._missing_arguments = 0
         return commands
 
-    # --- what is not whole -----------------------------------------------------------------
+    # --- incomplete commands ---------------------------------------------------------------
 
     def _read_command(self, data: bytes, at: int, commands: list[Command]) -> int:
-        """Read the command at this place, as far as it has come; return the next one's place."""
+        """Parse the command at this offset as far as it has come; return the offset of the next
+        command.
+        """
         if data[at] != _ARRAY:
             return self._read_inline(data, at, commands)
         end, count = self._length(data, at, _ARRAY)
         if end and count > ARGUMENTS_MAX:
             raise _ProtocolError("invalid multibulk length")
-        if count <= 0:  # nothing, or a header that is not whole
+        if count <= 0:  # an empty command, or an incomplete header
             return end or len(data)
         self._missing_arguments = count
         return self._read_arguments(data, commands, end)
 
     def _read_arguments(self, data: bytes, commands: list[Command], at: int = 0) -> int:
-        """Read arguments of the array that is coming in; return where the next command begins."""
+        """Parse arguments of the incomplete array; return the offset of the next command."""
         while self._missing_arguments:
             if not self._missing:
                 if at == len(data):
@@ -147,7 +150,9 @@ class CommandReader:
         return at
 
     def _length(self, data: bytes, at: int, kind: int) -> tuple[int, int]:
-        """Return where the header at this place ends, and its number; (0, 0) if it is not whole."""
+        """Parse the header at this offset; return its end and its number, or (0, 0) if it is
+        incomplete.
+        """
         if found := _HEADER.match(data, at):
             return found.end(), int(found[2])
         if len(data) - at >= _HEADER_BYTES_MAX or data.find(b"\n", at) >= 0:
@@ -173,8 +178,8 @@ _ARRAY, _BULK = b"*$"
 
 
 def _append_whole(data: bytes, commands: list[Command], limit: int) -> int:
-    """Append the commands at the beginning of the data, up to the last one if that is not whole;
-    return where they end. It is 0 where it is not certain.
+    """Append the complete commands at the beginning of the data, and return their end. Return 0 if
+    hiredis cannot tell where that is.
     """
     if len(data) > limit or _HUGE_ARRAY.search(data) is not None:
         return 0
@@ -185,7 +190,9 @@ def _append_whole(data: bytes, commands: list[Command], limit: int) -> int:
 
 
 def _parse(data: bytes, commands: list[Command]) -> bool:
-    """Append the commands that the data consists of; do nothing and return False if it does not."""
+    """Append the commands if the data consists of complete commands; else append nothing and return
+    False.
+    """
     reader = hiredis.Reader()
     reader.feed(data)
     found: list[Command] = []
@@ -196,7 +203,7 @@ def _parse(data: bytes, commands: list[Command]) -> bool:
             if command:
                 found.append(command)
         reader.feed(_NOTHING)
-        if reader.gets() != []:  # it is a part of a command that is not whole
+        if reader.gets() != []:  # the data ends with an incomplete command
             return False
     except hiredis.ProtocolError:
         return False
@@ -205,7 +212,7 @@ def _parse(data: bytes, commands: list[Command]) -> bool:
 
 
 def _words(line: bytes) -> Command:
-    """Return the words of an inline command, as Redis cuts them."""
+    """Split an inline command into words by Redis's rules."""
     if b'"' not in line and b"'" not in line:
         words = line.split()
     else:
@@ -220,7 +227,7 @@ def _words(line: bytes) -> Command:
                 words.append(_ESCAPED.sub(_unescaped, double))
             else:
                 words.append(plain if single is None else single.replace(b"\\'", b"'"))
-    if words and words[0].lower() in _OF_HTTP:  # a browser that was led here
+    if words and words[0].lower() in _OF_HTTP:  # a web page may have made a browser send this
         raise _ProtocolError("this is no HTTP server")
     return words
 

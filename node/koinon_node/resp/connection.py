@@ -1,12 +1,12 @@
-"""One connection: executes its commands in their order, and sends the replies in that order.
+"""One connection: executes its commands and sends the replies, both in the commands' order.
 
-A run of consecutive writes (of one durability) is one batch, and so is a run of reads that have to
-be waited for; the next command is looked at once these are answered. So a client sees what it wrote
-before, and what it reads is not what it wrote after.
+A run of consecutive writes of one durability is one batch, and so is a run of reads that have to
+wait. The next command starts only when the run is answered. So a read sees all earlier writes of
+its client, and none of the later ones.
 
-Nothing is unbounded: the socket is not read while much waits to be executed, or while there is no
-room for what comes; nothing is executed while the client does not read its replies. All that is
-held is counted in the budget of all connections (``memory_budget``).
+All memory is bounded: the socket is not read while too many commands wait or there is no room for
+more; no command is executed while the client does not read its replies. The budget of all
+connections (``memory_budget``) counts the bytes of commands and replies.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ log = logging.getLogger(__name__)
 
 COMMAND_BYTES_MAX = 17 * 1024 * 1024
 STRANGERS_BYTES_MAX = 64 * 1024
-"""Of one command before the client has authenticated: enough for a token."""
+"""The most bytes of a command before the client has authenticated: enough for a token."""
 OUTPUT_BYTES = 1024 * 1024
-"""Replies that wait to leave; beyond it nothing is executed."""
+"""Unsent bytes of replies above which no command is executed."""
 READ_AHEAD_BYTES = 256 * 1024
-"""Commands that wait to be answered; beyond it the socket is not read."""
-_BACKED_UP_BYTES = 16 * 1024  # replies from here on are counted
-_TURN_RUNS, _TURN_BYTES = 16, 256 * 1024
-_COUNTED_BYTES = 16 * 1024  # of all that is held
-_LARGE_BYTES = 64 * 1024  # of an argument that asks for room before it is read
-_TLS_BYTES = 160 * 1024  # of TLS, for a connection; counted until the client is known
+"""Bytes of unanswered commands above which the socket is not read."""
+_BACKED_UP_BYTES = 16 * 1024  # unsent bytes of replies from which the budget counts them
+_TURN_RUNS, _TURN_BYTES = 16, 256 * 1024  # executed before other connections get a turn
+_COUNTED_BYTES = 16 * 1024  # held bytes from which the budget counts a connection
+_LARGE_BYTES = 64 * 1024  # an argument of this size needs room in the budget before it is read
+_TLS_BYTES = 160 * 1024  # memory of TLS per connection; counted until the client is known
 _LINGER_BYTES, _LINGER_S = 64 * 1024 * 1024, 5.0
-"""Taken of a client that was refused, and thrown away, so that it gets to read why."""
+"""Bytes and time after an error: input is discarded, so that the client can read the error."""
 _READS_FIRST, _READS_MAX = 4, 256
 _RUN_MAX = 1_024
 _NAME_BYTES_SHOWN = 128
@@ -87,17 +87,19 @@ class Owner(Protocol):
     budget: MemoryBudget
 
     def opened(self, connection: Connection) -> bool:
-        """Return whether it may stay."""
+        """Register the connection; return whether it may stay."""
 
     def closed(self, connection: Connection) -> None:
-        """Note that the connection is gone."""
+        """Unregister a connection that has ended."""
 
     def not_understood(self) -> None:
-        """Note that a connection sent something that is no command."""
+        """Count a connection that sent bytes which are no command."""
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection: commands that wait, the one under way, replies. Event loop only."""
+    """A client's connection: waiting commands, the commands under way, and replies. Belongs to the
+    event loop.
+    """
 
     def __init__(self, owner: Owner, number: int, port_keyspace: str = DEFAULT) -> None:
         self._owner = owner
@@ -107,28 +109,28 @@ class Connection(asyncio.Protocol):
         self._reader = CommandReader(STRANGERS_BYTES_MAX, one_by_one=True)
         self.is_known = False  # True once the client has authenticated
         self._waiting: deque[Arguments] = deque()
-        # Bytes of the commands that have come since all before them were answered; never fewer
-        # than those of the commands that wait now.
+        # Bytes of the commands that arrived since the connection was last idle: an upper bound of
+        # the bytes that wait now.
         self._unanswered_bytes = 0
         self._next_command: Pending | None = None  # parsed, not executed; the head of the queue
-        self._under_way: Sequence[Pending] = ()  # commands whose replies are waited for
+        self._under_way: Sequence[Pending] = ()  # commands being executed
         self._began = 0.0  # when the commands under way began (perf_counter)
-        self._reads_at_once = _READS_FIRST  # so many GETs are one read; fewer if replies are large
-        self._is_paused = False  # the socket is not read
+        self._reads_at_once = _READS_FIRST  # GETs joined into one read; fewer after large replies
+        self._is_paused = False  # reading from the socket is paused
         self._is_backed_up = False  # the transport's buffer is above its limit
-        # The rest of the turn is scheduled: until then no other call may execute commands.
+        # A later turn of the loop is scheduled: until then no other call may execute commands.
         self._goes_on_later = False
-        self._switch: Switch | None = None  # once a command has asked for it
+        self._switch: Switch | None = None  # set by a command that changes the protocol
         self._task: asyncio.Task[None] | None = None
         self._is_at_end = False  # the client has sent its last byte
         self._error_before_close = b""  # the reply sent before the connection closes
         self._discarded_bytes = 0  # received after a refused command
         self._tls_bytes = 0  # memory of TLS, counted until the client has authenticated
         self._is_counted = False  # the budget of all connections counts its bytes
-        self._has_room = True  # the budget has room for the argument that is coming in
+        self._has_room = True  # the budget has room for the incomplete argument
         self.is_closing = False  # close once the commands under way are answered; execute no more
 
-    # --- the transport's -------------------------------------------------------------------
+    # --- called by the transport -----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -169,7 +171,7 @@ class Connection(asyncio.Protocol):
             self._owner.not_understood()
             log.debug("not the Redis protocol peer=%s error=%s", self.session.peer, reader.fault)
             self._error_before_close = wire.error(f"ERR Protocol error: {reader.fault}")
-            self._is_at_end = True  # once what came before it is answered
+            self._is_at_end = True  # earlier commands are still answered
         self._count_held()
         if (commands or reader.fault) and not self._under_way and not self._goes_on_later:
             self._execute_waiting()
@@ -190,7 +192,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self._reader.fault and self._discarded_bytes:
-            return False  # it has all been said
+            return False  # all commands are answered: close
         while self._reader.one_by_one and (rest := self._reader.held_bytes):
             self._read_behind_command()
             if self._reader.held_bytes == rest:
@@ -198,11 +200,11 @@ class Connection(asyncio.Protocol):
         self._is_at_end = True
         if not self._under_way and not self._goes_on_later:
             self._execute_waiting()
-        # What has come is answered first; TLS ends both ways at once.
+        # Received commands are answered first. (TLS closes both directions at once.)
         return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._forget_what_waits()
+        self._drop_waiting()
         self._unanswered_bytes = 0
         self.is_closing = True
         if self._task is not None:
@@ -210,16 +212,16 @@ class Connection(asyncio.Protocol):
         self.session.end()
         self._owner.closed(self)
 
-    # --- the owner's -----------------------------------------------------------------------
+    # --- called by the owner ---------------------------------------------------------------
 
     def finish(self) -> None:
-        """Close once what is under way is answered; execute nothing more."""
+        """Execute no more commands; close once the commands under way are answered."""
         self.is_closing = True
         if not self._under_way:
             self._close_transport()
 
     def close_if_refused(self) -> None:
-        """If the client is let in no longer: answer or refuse what it has sent, then close."""
+        """If the client has lost its rights, answer or refuse its received commands, then close."""
         try:
             self.session.standing.current()
         except UnauthenticatedError:
@@ -236,17 +238,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_full(self) -> bool:
-        """True while so many replies have not left that nothing more is executed. Asked only while
-        the transport is backed up.
+        """True while too many replies are unsent to execute more commands. Only valid while the
+        transport is backed up.
         """
         return self._transport.get_write_buffer_size() >= OUTPUT_BYTES
 
     @property
     def _is_busy(self) -> bool:
-        """True while there are commands that are not answered."""
+        """True while there are unanswered commands."""
         return bool(self._under_way or self._waiting or self._next_command is not None)
 
-    # --- inside ----------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------
 
     def _notice_authentication(self) -> None:
         """Lift the limits of strangers once the client has authenticated."""
@@ -256,25 +258,29 @@ class Connection(asyncio.Protocol):
             self._tls_bytes = 0
 
     def _read_behind_command(self) -> None:
-        """Read on behind a stranger's command, by which the client may have authenticated."""
+        """Parse the data behind an unauthenticated client's command, which may have authenticated
+        the client.
+        """
         if not self._transport.is_closing():
             self.data_received(b"")
 
     def _discard_after_refusal(self, data: bytes) -> None:
-        """Throw away bytes that follow a refused command, so that the client gets to read why; too
-        many of them abort the connection.
+        """Discard input after a refused command, so that the client can read the error. Too much
+        input aborts the connection.
         """
         self._discarded_bytes += len(data)
         if self._discarded_bytes > _LINGER_BYTES or not self.is_known:
             self._transport.abort()
 
     def _push(self, message: bytes) -> None:
-        """Send a push message; it goes between two replies, never into one."""
+        """Send a push message between two replies."""
         if not self._transport.is_closing():
             self._transport.write(message)
 
     def _close_transport(self) -> None:
-        """Close: all commands under way are answered. A protocol error is answered first."""
+        """Close the connection, after a protocol error's reply. All commands under way are
+        answered.
+        """
         if not self._error_before_close:
             self._transport.close()
             return
@@ -284,8 +290,8 @@ class Connection(asyncio.Protocol):
             self._transport.write_eof()
         self._loop.call_later(_LINGER_S, self._transport.abort)
 
-    def _forget_what_waits(self) -> None:
-        """Drop the commands that wait."""
+    def _drop_waiting(self) -> None:
+        """Drop the waiting commands."""
         self._waiting.clear()
         if self._next_command is not None:
             outcome, self._next_command = self._next_command[1], None
@@ -293,8 +299,8 @@ class Connection(asyncio.Protocol):
                 outcome.close()
 
     def _execute_waiting(self) -> None:
-        """Execute the commands that wait, up to one that has to wait for its reply. A long queue is
-        executed in turns with other connections.
+        """Execute waiting commands until one has to wait for its reply. A long queue takes turns
+        with other connections.
         """
         try:
             self._execute_turn()
@@ -302,10 +308,10 @@ class Connection(asyncio.Protocol):
             self._abort_after_defect()
 
     def _abort_after_defect(self) -> None:
-        """Abort the connection: after a defect replies might go to the wrong commands. Commands of
-        other connections, answered by the same call, are not touched.
+        """Abort the connection: after a defect, replies might go to the wrong commands. The caller
+        continues with the other connections.
         """
-        log.exception("connection closed: a reply could not be made peer=%s", self.session.peer)
+        log.exception("connection closed: a reply could not be built peer=%s", self.session.peer)
         self.abort()
 
     def _execute_turn(self) -> None:
@@ -344,13 +350,13 @@ class Connection(asyncio.Protocol):
         self._pause_or_read()
 
     def _hand_over(self, protocol: asyncio.Protocol) -> None:
-        """Give the transport to another protocol; no command of the connection is under way."""
+        """Give the transport to another protocol. No command of this connection is under way."""
         self.is_closing = True
         self.session.end()
         self._owner.closed(self)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if self._waiting or self._reader.has_begun:  # sent before the reply: they are no frames
+        if self._waiting or self._reader.has_begun:  # bytes sent too early cannot be frames
             self._transport.abort()
         elif self._is_paused:
             self._transport.resume_reading()
@@ -360,7 +366,7 @@ class Connection(asyncio.Protocol):
             self._execute_waiting()
 
     def _pause_or_read(self) -> None:
-        """Read the socket only while there is room for what comes."""
+        """Pause or resume reading from the socket, by the room for more data."""
         is_ahead = self._unanswered_bytes > READ_AHEAD_BYTES or self._owner.budget.is_short
         is_full = self._is_backed_up and self._is_full
         wanted = not self._has_room or is_full or (is_ahead and self._is_busy)
@@ -372,7 +378,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _next(self) -> Pending | None:
-        """Return the next command with its outcome, or the reply of its refusal."""
+        """Return the next command with its outcome, or with the reply of its refusal."""
         if self._next_command is not None:
             pending, self._next_command = self._next_command, None
             return pending
@@ -391,7 +397,7 @@ class Connection(asyncio.Protocol):
                 session.check_known()
                 rules.check(spec, arguments, session)
             if spec.names_keys:
-                _ = session.served  # found out here, where it may be refused
+                _ = session.served  # looked up here, where an error becomes the reply
             queueing = session.transaction
             if spec is _NOT_KNOWN:
                 session.spoil_transaction()
@@ -410,7 +416,7 @@ class Connection(asyncio.Protocol):
             return spec, reply, arguments
 
     def _execute(self, pending: Pending) -> bytes | None:
-        """Return the reply; None if it has to be waited for."""
+        """Execute the command; return its reply, or None if the reply comes later."""
         spec, outcome, _ = pending
         if type(outcome) is bytes:
             return outcome
@@ -422,7 +428,9 @@ class Connection(asyncio.Protocol):
         if type(outcome) is Read:
             return self._execute_reads(pending)
         if type(outcome) is Write:
-            served = self.session.served  # a command behind the run may enter another keyspace
+            served = (
+                self.session.served
+            )  # ``_run_of`` may parse a command that changes the keyspace
             goes_along = self._room_beside(served, outcome)
             self._under_way = self._run_of(pending, goes_along) if self._waiting else (pending,)
             writes = [cast(Write, write) for _, write, _ in self._under_way]
@@ -436,8 +444,8 @@ class Connection(asyncio.Protocol):
         return None
 
     def _execute_reads(self, first: Pending) -> bytes | None:
-        """Return the replies of this read and of those after it; None if one has to be waited
-        for. As many go along as their replies were large lately.
+        """Execute this read and those after it; return their replies, or None if a reply comes
+        later. The number of joined reads follows from the size of recent replies.
         """
         served = self.session.served  # as in ``_execute``
         run = self._run_of(first, lambda other: type(other) is Read, self._reads_at_once)
@@ -465,7 +473,7 @@ class Connection(asyncio.Protocol):
     def _run_of(
         self, first: Pending, goes_along: Callable[[Outcome], bool], most: int = _RUN_MAX
     ) -> list[Pending]:
-        """Return the command and the run of commands after it that ``goes_along`` accepts."""
+        """Return the command and the following commands that ``goes_along`` accepts."""
         run = [first]
         while len(run) < most and (pending := self._next()) is not None:
             if not goes_along(pending[1]):
@@ -512,8 +520,8 @@ class Connection(asyncio.Protocol):
         self._answered((answer,))
 
     def _answered(self, answers: Sequence[Answer]) -> None:
-        """Send the replies of the commands under way. Raises nothing: the caller goes on to answer
-        other connections.
+        """Send the replies of the commands under way. Raises nothing, since the caller continues
+        with other connections.
         """
         try:
             passing = self._owner.service.passing
@@ -530,7 +538,7 @@ class Connection(asyncio.Protocol):
     async def _pass_on(
         self, passing: PassesOn, answers: list[Answer], elsewhere: Sequence[int]
     ) -> None:
-        """Have other nodes carry out those of the commands under way; then reply to all."""
+        """Have other nodes execute the commands at these indexes; then send all replies."""
         commands = [(self._under_way[at][0], self._under_way[at][2]) for at in elsewhere]
         try:
             passed = await passing.answers(self.session, commands)
@@ -565,7 +573,7 @@ class Connection(asyncio.Protocol):
 
     def _count_held(self) -> None:
         if self._switch is not None or self._transport.is_closing():
-            return  # what is held belongs to another protocol, or to none
+            return  # the connection has ended, or has another protocol
         coming = self._reader.coming_bytes
         owed = self._tls_bytes + self._reader.held_bytes + self.session.held_bytes
         if coming < _LARGE_BYTES:

@@ -1,4 +1,5 @@
-"""Errors as replies: whole for Koinon's own clients, in Redis's words for all others."""
+"""Formats errors as replies: typed errors for Koinon's own clients, Redis's texts for all
+others."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from koinon_proto.server import rpc
 _WORDS: dict[type[KoinonError], str] = {
     errors.LeaseExpiredError: "TRYAGAIN",
     errors.TableBehindError: "TRYAGAIN",
-    errors.UnavailableError: "TRYAGAIN",  # nothing was done
+    errors.UnavailableError: "TRYAGAIN",  # the command had no effect
     errors.NotPrimaryError: "CLUSTERDOWN",
     errors.PartitionOfflineError: "CLUSTERDOWN",
     errors.ClusterNotReadyError: "LOADING",
@@ -32,22 +33,22 @@ _WORDS: dict[type[KoinonError], str] = {
 
 @dataclass(eq=False)
 class RefusedError(KoinonError):
-    """A command of a client of Redis is refused with these words; they begin with their kind."""
+    """Refuses a Redis client's command with this text, which begins with its error code."""
 
     reason: str
 
 
 @dataclass(eq=False)
 class ChangingHandsError(KoinonError):
-    """The command was not carried out, because its partition changed hands for longer than a
-    command is held. Its cause says what the partition waits for.
+    """The command was not executed, because its partition was without a primary for longer than a
+    command is held. ``__cause__`` is the last refusal.
     """
 
     reason: str
 
 
 def outcome_of(error: KoinonError) -> str:
-    """Return what metrics and logs call a command that ended with the error."""
+    """Return the name of the error's outcome in metrics and logs."""
     if isinstance(error, RefusedError | ChangingHandsError):
         cause = error.__cause__
         error = cause if isinstance(cause, KoinonError) else _REFUSED
@@ -63,18 +64,18 @@ _OF_NUMBERS: dict[tuple[type[KoinonError], str], str] = {
     (errors.NumberOverflowError, AN_INTEGER): "ERR increment or decrement would overflow",
     (errors.NumberOverflowError, A_NUMBER): "ERR increment would produce NaN or Infinity",
 }
-"""Clients and their tests know these by heart."""
+"""Redis's exact texts: clients and their tests depend on them."""
 
 
 Fail = Callable[[KoinonError, str, str], bytes]
-"""Makes the reply of an error, of its request's id, and of the place where the key is served, as a
-redirection names it: ``slot host:port``; '' if that is not known, or not asked for.
+"""Formats an error as a reply. The arguments are the error, the request's id, and the target of a
+redirection (``slot host:port``; '' if unknown or not wanted).
 """
 
 
 def own(error: KoinonError, request_id: str, moved_to: str) -> bytes:
-    """Return the reply to one of Koinon's own clients: the error whole, and the request's id. Where
-    else the key is served the error says itself.
+    """Format an error for a Koinon client: the typed error and the request's id. The error itself
+    names another primary.
     """
     del moved_to
     whole = base64.b64encode(convert.error_to_proto(error).SerializeToString())
@@ -82,7 +83,7 @@ def own(error: KoinonError, request_id: str, moved_to: str) -> bytes:
 
 
 def guest(error: KoinonError, request_id: str, moved_to: str) -> bytes:
-    """Return the reply to a client of Redis."""
+    """Format an error for a Redis client."""
     if moved_to:
         return wire.error(f"MOVED {moved_to}")
     if isinstance(error, RefusedError):

@@ -1,14 +1,14 @@
-"""Keeps commands of Redis's clients waiting while their partition changes hands.
+"""Holds commands of Redis clients while their partition changes its primary.
 
-Many of these clients take an error of routing for the end of the command: only MOVED is followed by
-all of them. So a planned hand-over must show none of them an error:
+Many of these clients treat a routing error as final; all of them follow only MOVED. So a planned
+hand-over must not show them an error:
 
     old primary   stops, drains, proposes . . . . sees the row, whose primary serves -> MOVED
     commands      |---------------- are held here ---------------------------------|
     new primary                          sees the row, adopts, serves, says so
 
-MOVED is answered only once the new primary has said that it serves: a client that came there before
-would be held there, or be sent back. What takes longer than ``HOLD_S`` is answered with TRYAGAIN.
+A node answers MOVED only once the new primary has reported that it serves: a client that came there
+earlier would be held there, or sent back. Commands held longer than ``HOLD_S`` get TRYAGAIN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from koinon_proto.contract.errors import (
 )
 
 HOLD_S = 2.0
-"""The longest time that a command is held; a hand-over takes some tens of milliseconds."""
+"""The longest time that a command is held, in seconds; a hand-over takes some tens of ms."""
 _POLL_S = 0.005
 _OF_HAND_OVERS = (NotPrimaryError, PartitionOfflineError, LeaseExpiredError)
 W = TypeVar("W", Read, Write)
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class HandOverWaits:
-    """Holds commands while their partitions change hands. For the event loop only."""
+    """Holds commands while their partitions change primaries. Belongs to the event loop."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -47,8 +47,8 @@ class HandOverWaits:
         ] = {}  # by partition: one poll serves all commands that wait
 
     def is_held(self, answer: bytes | KoinonError, partition_id: int) -> bool:
-        """Return whether the command had no effect and would be answered differently soon, because
-        its partition changes hands.
+        """Return whether the command had no effect and its answer will soon change, because the
+        partition changes its primary.
         """
         if isinstance(answer, NotPrimaryError):
             return self._state.standing(partition_id) in (Standing.HERE, Standing.CHANGING)
@@ -58,12 +58,12 @@ class HandOverWaits:
     def holds(
         self, served: ServedKeyspace, work: Read | Write, answer: bytes | KoinonError
     ) -> bool:
-        """Return whether a command with this answer is to be held."""
+        """Return whether a command with this answer should be held."""
         if work.fails_at_once or not isinstance(answer, _OF_HAND_OVERS):
             return False
         try:
             return self.is_held(answer, _partition_of(served, work))
-        except UnknownKeyspaceError:  # it was dropped meanwhile
+        except UnknownKeyspaceError:  # the keyspace was dropped meanwhile
             return False
 
     async def answered(
@@ -73,8 +73,8 @@ class HandOverWaits:
         answers: list[bytes | KoinonError],
         again: Callable[[ServedKeyspace, Sequence[W]], Awaitable[list[bytes | KoinonError]]],
     ) -> list[bytes | KoinonError]:
-        """Return the answers to these commands; those that are held are done ``again``, in their
-        order, once their partition has changed hands.
+        """Return the answers to these commands. Held commands are executed by ``again``, in their
+        order, once their partitions have settled.
         """
         until = asyncio.get_running_loop().time() + HOLD_S
         left = list(range(len(works)))
@@ -90,10 +90,12 @@ class HandOverWaits:
         return answers
 
     async def result(self, partition_id: int, once: Callable[[], Awaitable[T]]) -> T:
-        """Return what ``once`` does; it is called again once the partition has changed hands.
+        """Return the result of ``once``, which is called again after the partition has changed its
+        primary.
 
         Raises:
-            KoinonError: ``once`` does; ChangingHandsError: that took too long.
+            ChangingHandsError: the change took too long.
+            KoinonError: ``once`` raised it.
         """
         until = asyncio.get_running_loop().time() + HOLD_S
         while True:
@@ -107,7 +109,7 @@ class HandOverWaits:
             await self._until_settled(partition_id)
 
     async def _until_settled(self, partition_id: int) -> None:
-        """Wait until the partition is served somewhere, or for ``HOLD_S``."""
+        """Wait until a node serves the partition, at most ``HOLD_S``."""
         poll = self._polls.get(partition_id)
         if poll is None:
             poll = self._polls[partition_id] = asyncio.create_task(self._poll(partition_id))
@@ -129,7 +131,7 @@ class HandOverWaits:
 
 
 def _partition_of(served: ServedKeyspace, work: Read | Write) -> int:
-    """Return the partition of a command's keys, which are in one."""
+    """Return the partition of a command's keys, which all lie in one."""
     key = work.keys[0] if isinstance(work, Read) else work.rows[0].key
     return served.partitioner().partition_of(key)
 

@@ -1,4 +1,4 @@
-"""The ports of the Redis protocol: takes connections, bounds them, and sees them off."""
+"""The ports of the Redis protocol: accepts connections, limits them, and closes them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _lines = LinesPerSecond(1)
 
 
 class RedisListener:
-    """Accepts connections of Redis clients at one or more ports, in bounds that are of all of them
-    together. For the event loop only.
+    """Accepts connections of Redis clients at one or more ports, with limits over all ports
+    together. Belongs to the event loop.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class RedisListener:
         self._servers: list[Server] = []
 
     async def start(self, address: str, keyspace: str) -> int:
-        """Listen at ``host:port`` too, for clients of the keyspace of this name; return the port,
-        which the system chooses where 0 is asked for.
+        """Listen at ``host:port`` for clients of this keyspace; return the port, which the system
+        chooses for port 0.
 
         Raises:
-            ConfigurationError: it cannot be bound.
+            ConfigurationError: the address cannot be bound.
         """
         port = int(address.rpartition(":")[2])
 
@@ -82,7 +82,7 @@ class RedisListener:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more connections; answer what is under way, for so long at most."""
+        """Stop listening; answer the commands under way, for at most ``grace_s``."""
         for listening in self._servers:
             listening.close()
         if self._ticking is not None:
@@ -98,8 +98,8 @@ class RedisListener:
         await self.service.close()
 
     def look_at_callers(self, version: Version, now_s: float) -> None:
-        """Close the connections of clients that are let in no longer; tell those to go whose
-        certificates' authorities are trusted no more.
+        """Close the connections of clients that have lost their rights; ask clients to reconnect
+        whose certificate authorities are no longer trusted.
         """
         for connection in list(self.connections):
             standing = connection.session.standing
@@ -110,10 +110,10 @@ class RedisListener:
         """Return the number of open connections, and the most that may be open."""
         return Use("connections of the Redis ports", len(self.connections), CONNECTIONS_MAX)
 
-    # --- what connections tell -------------------------------------------------------------
+    # --- called by connections -------------------------------------------------------------
 
     def not_understood(self) -> None:
-        """Count a connection that sent something that is no command."""
+        """Count a connection that sent bytes which are no command."""
         self.closed_for["protocol_error"] += 1
 
     def opened(self, connection: Connection) -> bool:
@@ -131,7 +131,7 @@ class RedisListener:
         self.service.listening.connected = len(self.connections)
         self.budget.release(connection)
 
-    # --- inside ----------------------------------------------------------------------------
+    # --- internal --------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self.budget.cut_slow()

@@ -1,16 +1,17 @@
 """The budget of bytes that the connections of all Redis ports share. Pure.
 
-A connection holds bytes for one of two reasons, and each has its bound and its consequence:
+A connection holds bytes for one of two reasons, each with a bound of its own:
 
-- *queued*: commands that this node has yet to answer. While they are more than ``QUEUED_BYTES`` no
-  connection is read while it has any.
-- *owed*: what waits for the client: the rest of its command, its EXEC, its taking of replies. Where
-  all owe more than ``OWED_BYTES``, those who owe most are cut, strangers first. A large argument
-  that comes in counts whole from its length on, and is read once there is room for it. Where others
-  wait for room, who has been sending for ``PATIENCE_S`` is cut.
+- *queued*: commands that this node has not answered yet. While all connections together have more
+  than ``QUEUED_BYTES``, connections with queued commands are not read.
+- *owed*: bytes that wait for the client: for the rest of its command, for its EXEC, or until it
+  reads its replies. When all connections owe more than ``OWED_BYTES``, those that owe most are
+  closed, strangers first. (A stranger has not authenticated yet.) A large argument counts in full
+  once its length is known, and is read once there is room for it. While others wait for room, a
+  connection that has been sending for ``PATIENCE_S`` is closed.
 
-All connections that have to go are chosen in one pass, which frees an eighth of the budget at
-least: it costs little for each byte that was sent to cause it.
+One pass chooses all connections to close, and frees at least an eighth of the budget: so the pass
+costs little per byte that an attacker must send to cause it.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ MIB = 1024 * 1024
 BUDGET_BYTES = 128 * MIB
 QUEUED_BYTES = BUDGET_BYTES // 4
 OWED_BYTES = BUDGET_BYTES - QUEUED_BYTES
-_ROOM_BYTES = OWED_BYTES * 3 // 4  # for large arguments; the rest is for what asks for no room
+_ROOM_BYTES = OWED_BYTES * 3 // 4  # for large arguments; the rest is for all other bytes
 STRANGERS_BYTES = BUDGET_BYTES // 4
-"""Of what is owed, by all who have yet to say who they are."""
+"""The most bytes owed by strangers together."""
 PATIENCE_S = 5.0
-_LEFT = 7 / 8  # of a bound, after those who had to go are gone
+_LEFT = 7 / 8  # closing stops at this share of a bound
 
 
 class Holder(Protocol):
-    """A connection."""
+    """A connection that holds bytes."""
 
     is_known: bool
 
     def read_on(self) -> None:
-        """Be read again: there may be room now."""
+        """Resume reading if there is room now."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -45,14 +46,14 @@ class _Held:
     __slots__ = ("owed", "queued", "since")
 
     def __init__(self, since: float) -> None:
-        self.since = since  # when it began to hold anything
+        self.since = since  # when the connection began to hold bytes
         self.queued = 0
         self.owed = 0
 
 
 class MemoryBudget:
-    """Counts what connections hold, and cuts those who hold too much; ``on_cut`` is told how many
-    were cut at once, the bytes that they held, and the first of them.
+    """Counts the bytes that connections hold, and closes connections that hold too much. ``on_cut``
+    gets the number of connections closed at once, their bytes, and the first of them.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class MemoryBudget:
         self._now = now
         self._on_cut = on_cut
         self._held: dict[Holder, _Held] = {}
-        self._waiting: dict[Holder, int] = {}  # for room of so many bytes; the oldest first
+        self._waiting: dict[Holder, int] = {}  # -> bytes of room needed; the longest waiting first
         self.queued_bytes = 0
         self.owed_bytes = 0
-        self._strangers_bytes = 0  # of what is owed
+        self._strangers_bytes = 0  # owed by strangers
 
     @property
     def held_bytes(self) -> int:
@@ -72,13 +73,13 @@ class MemoryBudget:
 
     @property
     def is_short(self) -> bool:
-        """True while no connection is read that has a command to be answered."""
+        """True while connections with unanswered commands are not read."""
         return self.queued_bytes > QUEUED_BYTES
 
     def hold(self, holder: Holder, queued: int, owed: int, coming: int = 0) -> bool:
-        """Count what the connection holds now, in place of what it held. ``coming``: the bytes of
-        its command that are yet to come; they count as owed if there is room for them. Return False
-        if there is none: the connection must not be read until it is told to ``read_on``.
+        """Set the bytes that the connection holds now. ``coming``: the missing bytes of its
+        command, which count as owed if there is room for them. Return False if there is no room:
+        then the connection must not be read until ``read_on`` is called.
         """
         held = self._held.get(holder)
         if held is None:
@@ -101,24 +102,26 @@ class MemoryBudget:
         return has_room
 
     def release(self, holder: Holder) -> None:
-        """The connection is gone, or holds nothing any more."""
+        """Forget a connection that has ended or holds nothing any more."""
         self._waiting.pop(holder, None)
         if (held := self._held.pop(holder, None)) is not None:
             self._count(holder, held, 0, 0)
             self._give_room()
 
     def become_known(self, holder: Holder) -> None:
-        """The connection is no stranger's from now on: count it so."""
+        """Count the connection as authenticated from now on."""
         held = self._held.get(holder)
         if held is not None and not holder.is_known:
             self._strangers_bytes -= held.owed
         holder.is_known = True
 
     def cut_slow(self) -> None:
-        """Cut those who keep others waiting for room. To be called now and then."""
+        """Close slow connections that keep others waiting for room. The owner calls it
+        periodically.
+        """
         if self._waiting:
             first, wanted = next(iter(self._waiting.items()))
-            # None of those who wait is read: where they hold the room, all wait for ever.
+            # Waiting connections are not read: if they hold the room, all would wait for ever.
             self._cut(
                 one
                 for one in self._most(lambda: self._waiting_owe() + wanted > _ROOM_BYTES)
@@ -143,7 +146,9 @@ class MemoryBudget:
         held.queued, held.owed = queued, owed
 
     def _give_room(self) -> None:
-        """Have those read who have waited longest, and now have room; each asks for it again."""
+        """Resume the connections that have waited longest and have room now. Each asks for its room
+        again.
+        """
         while self._waiting:
             first = next(iter(self._waiting))
             if self.owed_bytes + self._waiting[first] > _ROOM_BYTES:
@@ -161,7 +166,7 @@ class MemoryBudget:
             self._cut(self._most(lambda: self.held_bytes > BUDGET_BYTES))
 
     def _most(self, is_over: Callable[[], bool]) -> Iterator[Holder]:
-        """Yield who owes most, strangers first, while it is over."""
+        """Yield the connections that owe most, strangers first, while ``is_over``."""
         order = sorted(
             self._held,
             key=lambda one: (one.is_known, -self._held[one].owed, -self._held[one].queued),

@@ -1,11 +1,11 @@
-"""The outcomes that a command's handler may return, and the replies that are made of them. Pure.
+"""The outcomes that a command's handler may return. Pure.
 
 =========== ========================================================================================
-``bytes``   the reply: no record is needed
-``Read``    keys to read, and how the reply is made of their records
-``Write``   rows to write, and how the reply is made of each row's outcome
-``Jointly`` an operation on several keys that is one step, and how the reply is made of its result
-``Call``    the work of a method of gRPC, whose reply it is
+``bytes``   the reply, of a command that needs no record
+``Read``    keys to read, and a function from their records to the reply
+``Write``   rows to write, and a function from each row's outcome to the reply
+``Jointly`` an atomic operation on several keys, and a function from its result to the reply
+``Call``    the work of a gRPC method, which returns the reply
 ``Switch``  another protocol takes the connection over, after the reply +OK
 coroutine   any other work; it returns the reply
 =========== ========================================================================================
@@ -30,25 +30,26 @@ Encoded = bytes | None
 
 @dataclass(slots=True)
 class Read:
-    """Keys to read. ``reply`` is made of their records, one for each key."""
+    """Keys to read. ``reply`` builds the reply from their records, one for each key."""
 
     keys: Sequence[bytes]
     reply: Callable[[Sequence[Encoded]], bytes]
-    table_version: int = 0  # the sender's; 0: not known
+    table_version: int = 0  # the sender's; 0: unknown
     request_id: str = ""
     fails_at_once: bool = False
-    """Answer with the error while the partition changes hands. Koinon's own clients ask for the
-    table then, and go on with other keys; a client of Redis is kept waiting (``hand_over_waits``).
+    """Reply with the error while the partition changes its primary. Koinon's own clients then fetch
+    the table, and continue with other keys; commands of Redis clients are held
+    (``hand_over_waits``).
     """
     work: Callable[[Sequence[Encoded]], int] | None = None
-    """The time that ``reply`` takes, as bytes of records that would take as long to handle; None:
-    no longer than the records that it is made of. A script has a budget of such bytes."""
+    """The cost of ``reply``, as bytes of records that take as long to handle; None: the bytes of
+    its records. A script has a budget of such bytes."""
 
 
 @dataclass(slots=True)
 class Row:
-    """A row to write. ``ttl_ms`` 0: it never expires; ``if_version`` None: unconditional. Where
-    there is an ``update``, it alone says what is written.
+    """A row to write. ``ttl_ms`` 0: never expires; ``if_version`` None: unconditional. With an
+    ``update``, the update alone decides what is written.
     """
 
     key: bytes
@@ -60,12 +61,12 @@ class Row:
 
     @property
     def is_put(self) -> bool:
-        """True if it is a put that does not depend on the record that is there."""
+        """True for a put that does not depend on the existing record."""
         return not self.is_delete and self.if_version is None and self.update is None
 
     @property
     def size(self) -> int:
-        """The bytes that the command brings for it."""
+        """The bytes that the command carries for this row, without the key."""
         return len(self.value) + (self.update.size if self.update is not None else 0)
 
     @property
@@ -76,15 +77,13 @@ class Row:
         return Remove() if self.is_delete else Put(self.value, self.ttl_ms)
 
     def written(self, result: Result) -> Written:
-        """Return the outcome of the row's step. Replies look at the version only as to whether it
-        is 0.
-        """
+        """Return the outcome of the row's step. Replies check only whether the version is 0."""
         return Written(int(result is not False) if self.is_delete else 1, result)
 
 
 @dataclass(slots=True)
 class Written:
-    """The outcome of a row: its version, 0 if nothing was written; the answer of its update."""
+    """The outcome of a row: its version, 0 if nothing was written; and the result of its update."""
 
     version: int
     result: Result = None
@@ -92,8 +91,8 @@ class Written:
 
 @dataclass(slots=True)
 class Write:
-    """Rows to write. ``reply`` is made of each row's outcome; if a row failed, its error is the
-    reply.
+    """Rows to write. ``reply`` builds the reply from each row's outcome; if a row failed, its error
+    is the reply.
     """
 
     rows: Sequence[Row]
@@ -110,7 +109,7 @@ _PART = Part()
 
 @dataclass(slots=True)
 class Jointly:
-    """One operation on the records of several keys of one partition."""
+    """One atomic operation on the records of several keys of one partition."""
 
     keys: Sequence[bytes]
     joint: Joint
@@ -118,13 +117,13 @@ class Jointly:
 
     @property
     def steps(self) -> list[Step]:
-        """The steps of an atomic batch, one for each key."""
+        """The steps of the atomic batch, one for each key."""
         return [self.joint, *[_PART] * (len(self.keys) - 1)]
 
 
 @dataclass(slots=True)
 class Call:
-    """The work of a method of gRPC; ``begin`` returns its reply."""
+    """The work of a gRPC method; ``begin`` returns its reply."""
 
     begin: Callable[[], Coroutine[Any, Any, bytes]]
     request_id: str = ""
@@ -132,8 +131,8 @@ class Call:
 
 @dataclass(slots=True)
 class Switch:
-    """The connection gets the protocol that ``begin`` returns, once +OK has been written. A
-    connection may be lost before that, and then nothing has begun.
+    """A change of the protocol: after +OK was written, the connection gets the protocol from
+    ``begin``. If the connection is lost before, ``begin`` is not called.
     """
 
     begin: Callable[[], asyncio.Protocol]
@@ -143,7 +142,7 @@ Outcome = bytes | Read | Write | Jointly | Call | Switch | Coroutine[Any, Any, b
 
 
 def first_key(outcome: Outcome) -> bytes | None:
-    """Return the key that decides where the command belongs."""
+    """Return the key that decides which node should execute the command."""
     if isinstance(outcome, Read | Jointly):
         return outcome.keys[0]
     return outcome.rows[0].key if isinstance(outcome, Write) else None

@@ -1,7 +1,7 @@
-"""The keyspace that a connection's commands are in: where its keys lie, and which node serves them.
+"""A connection's keyspace: finds the partitions of its keys, and the nodes that serve them.
 
-A connection is bound to the keyspace's id. One that was dropped is refused from then on, also where
-another has been created by its name. Beside the state's table there is no I/O.
+A connection is bound to the keyspace's id. After a drop its commands are refused, even if a new
+keyspace has the same name. The module does no I/O; it reads the node's table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from koinon_proto.partitioner import Crc16Partitioner, Partitioner, slot_of
 
 
 class _Found(NamedTuple):
-    """The keyspace as a table has it. A connection that is idle keeps no table."""
+    """The keyspace by one table. The reference is weak: an idle connection keeps no table alive."""
 
     table: ref[Table]
     keyspace: Keyspace
@@ -37,27 +37,27 @@ class ServedKeyspace:
     def __init__(self, state: NodeState, keyspace_id: KeyspaceId) -> None:
         self.keyspace_id = keyspace_id
         self._state = state
-        self._topology: Topology | None = None  # of the table that it was asked for last
-        self._found: _Found | None = None  # likewise; each command asks
+        self._topology: Topology | None = None  # cached for the table of the last call
+        self._found: _Found | None = None  # likewise; every command needs it
 
     @property
     def name(self) -> str:
-        """Its name; '' where it is gone entirely."""
+        """The keyspace's name; '' if the table does not have the keyspace any more."""
         table = self._state.served.table
         return table.keyspaces.name_of(self.keyspace_id) if table is not None else ""
 
     def keyspace(self, table_version: int = 0) -> Keyspace:
-        """Return the keyspace's settings; ``table_version`` is the sender's (0: not known).
+        """Return the keyspace's settings; ``table_version`` is the sender's (0: unknown).
 
         Raises:
-            ClusterNotReadyError: there is no table yet.
-            UnknownKeyspaceError: it is gone.
-            TableBehindError: it is not known here, and the sender's table is newer.
+            ClusterNotReadyError: this node has no table yet.
+            UnknownKeyspaceError: the keyspace was dropped.
+            TableBehindError: this node does not know the keyspace, and the sender's table is newer.
         """
         return self._newest(table_version).keyspace
 
     def partitioner(self, table_version: int = 0) -> Partitioner:
-        """Return the keyspace's partitioner; raises as ``keyspace``."""
+        """Return the keyspace's partitioner. Raises the errors of ``keyspace``."""
         return self._newest(table_version).partitioner
 
     def _newest(self, table_version: int) -> _Found:
@@ -70,8 +70,8 @@ class ServedKeyspace:
         return self._found
 
     def topology(self) -> Topology:
-        """Return what clients of Redis Cluster see of the table; made once for each. Raises as
-        ``keyspace``.
+        """Return the table as Redis Cluster's clients see it, cached per table. Raises the errors
+        of ``keyspace``.
         """
         table, keyspace = self._state.table(), self.keyspace()
         if self._topology is None or self._topology.table is not table:
@@ -86,8 +86,8 @@ class ServedKeyspace:
         return led
 
     def check_quota(self) -> None:
-        """Raise QuotaExceededError if the keyspace's limits let nothing in now. What the command
-        then shows, ``count_shown`` is told.
+        """Raise QuotaExceededError if the keyspace's limits are reached now. Afterwards the command
+        counts the returned keys by ``count_shown``.
         """
         if (quota := self._quota()) is not None:
             quota.room(self._state.now())
@@ -101,7 +101,9 @@ class ServedKeyspace:
         return self._state.quota(self._state.served, self.keyspace().base)
 
     def moved_to(self, key: bytes) -> str:
-        """Return the key's slot and where it is served, ``slot host:port``; '' if nowhere."""
+        """Return the key's slot and the address that serves it, ``slot host:port``; '' if there is
+        none.
+        """
         try:
             keyspace = self.keyspace()
         except UnknownKeyspaceError:
@@ -112,8 +114,8 @@ class ServedKeyspace:
         return f"{slot_of(key)} {address}" if address else ""
 
     def redirected(self, error: KoinonError, key: bytes) -> KoinonError:
-        """Return the error as the key's command has it: with where the key is served, if that is
-        known and another node.
+        """Return the error for a command on this key: a redirection if another node is known to
+        serve the key.
         """
         moved_to = self.moved_to(key) if isinstance(error, NotPrimaryError) else ""
         if not moved_to:
@@ -123,8 +125,8 @@ class ServedKeyspace:
         return refused
 
     def check_served(self, key: bytes) -> None:
-        """Raise why the partition of the key is not served here, if it is not. While it changes
-        hands it counts as served: EXEC waits for the end of that.
+        """Raise the reason why this node does not serve the key's partition, if it does not. A
+        partition that changes its primary counts as served: EXEC waits for the end of the change.
         """
         partition_id = self.partitioner().partition_of(key)
         view = self._state.served
@@ -134,8 +136,8 @@ class ServedKeyspace:
             raise self.redirected(self._state.refusal(view, partition_id, 0), key)
 
     def check_one_slot(self, keys: Sequence[bytes]) -> None:
-        """Raise unless the keys lie together whatever happens: in one slot or, where the keyspace
-        has another router, with the same routing bytes.
+        """Raise RefusedError unless the keys will always lie in one partition: in one slot or, with
+        another router, with the same routing bytes.
         """
         known = self.partitioner()
         place = slot_of if known.name == Crc16Partitioner.hash_name else known.routing_bytes

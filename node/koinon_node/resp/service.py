@@ -1,8 +1,8 @@
-"""Carries out what commands ask for: reads and writes of the partitions that this node leads.
+"""Executes the reads and writes of RESP commands on the partitions that this node leads.
 
-A read is answered on the spot where the engine can (``read_now``). What several
-connections write in one turn of the event loop goes to the engine as one batch: fifty clients with
-a write each cost little more than one with fifty.
+A read is answered at once where the engine can (``read_now``). The writes of several connections in
+one turn of the event loop go to the engine as one batch: fifty clients with one write each cost
+little more than one client with fifty writes.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 4_096
 RUN_BYTES = 4 * 1024 * 1024
-"""Of a batch, by ``weigh``; one write alone may have more."""
+"""The most bytes of a batch, by ``weigh``; a single write may exceed it."""
 Answer = bytes | KoinonError
-"""The answer to a command: its reply, or the error to be told in its dialect."""
+"""The answer to a command: its reply, or an error that is formatted for the command's client."""
 Done = Callable[[list[Answer]], None]
 
 
 class _Queued(NamedTuple):
-    """The writes of a connection, all of one durability."""
+    """A connection's queued writes, all of one durability."""
 
     served: ServedKeyspace
     writes: Sequence[Write]
@@ -66,7 +66,7 @@ class _Queued(NamedTuple):
 
 @dataclass
 class Listened:
-    """Numbers of connections: those that there are, that have come, and that were turned away."""
+    """Counts of connections: open now, accepted since the start, and rejected."""
 
     connected: int = 0
     received: int = 0
@@ -74,7 +74,7 @@ class Listened:
 
 
 class PassesOn(Protocol):
-    """The way by which commands go to the nodes that serve their keys (``passing``)."""
+    """Sends commands to the nodes that serve their keys (``passing``)."""
 
     def concerns(self, spec: Any, answer: Answer) -> bool:
         """Return whether the command had no effect because another node serves its key."""
@@ -82,17 +82,17 @@ class PassesOn(Protocol):
     async def answers(
         self, session: Any, commands: Sequence[tuple[Any, Arguments]]
     ) -> list[Answer]:
-        """Pass the commands on; return the answer to each."""
+        """Pass the commands on; return their answers in the same order."""
 
     async def transaction(self, session: Any, key: bytes, queued: Sequence[Arguments]) -> bytes:
         """Pass a transaction on; return the reply of EXEC. Raises KoinonError."""
 
     def close(self) -> None:
-        """End all connections to other nodes."""
+        """Close all connections to other nodes."""
 
 
 class RedisService:
-    """Carries out what commands ask for, joined over connections. For the event loop only."""
+    """Executes commands, joined over connections. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -115,26 +115,26 @@ class RedisService:
         self._waits = HandOverWaits(state)
         self.scripts = Scripts()
         self._queue: list[_Queued] = []
-        self.listening = Listened()  # replaced by the listener's own
+        self.listening = Listened()  # the listener shares its own object here
         self.passing: PassesOn | None = None  # set once, before the first connection
-        self._served: dict[int, ServedKeyspace] = {}  # of this table's or a recent one's
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
-        self._puts: set[Done] = set()  # of puts alone that are under way
+        self._served: dict[int, ServedKeyspace] = {}  # by id; of the present or a recent table
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio keeps only weak references
+        self._puts: set[Done] = set()  # the callbacks of single puts under way
 
     @property
     def node_id(self) -> str:
         return self._state.node_id
 
     def table(self) -> Table:
-        """Return the table that is served from.
+        """Return the newest table.
 
         Raises:
-            ClusterNotReadyError: there is none yet.
+            ClusterNotReadyError: this node has no table yet.
         """
         return self._state.table()
 
     def served(self, keyspace_id: KeyspaceId) -> ServedKeyspace:
-        """Return the keyspace with this id, which need not be known here (any more)."""
+        """Return the keyspace with this id, which this node need not know."""
         found = self._served.get(keyspace_id)
         if found is None:
             found = ServedKeyspace(self._state, keyspace_id)
@@ -145,30 +145,31 @@ class RedisService:
         return found
 
     def now_ms(self) -> int:
-        """Return the Unix time by which records expire here."""
+        """Return the Unix time by which records expire on this node."""
         return self._engine.context.clock.now_ms()
 
     def clock_ms(self) -> int:
-        """Return the time by which writes are taken up in time, in ms."""
+        """Return the time in ms with which ``take_by_ms`` is compared."""
         return self._state.clock_ms()
 
     def check_in_time(self, take_by_ms: int) -> None:
-        """Raise DeadlinePassedError if it is later than that by ``clock_ms``; 0: any time."""
+        """Raise DeadlinePassedError if ``clock_ms`` is past ``take_by_ms``; 0: no deadline."""
         self._state.check_in_time(take_by_ms)
 
     def uptime_s(self) -> int:
-        """Return for how long this node has served clients of Redis."""
+        """Return the seconds since this node began to serve Redis clients."""
         return int(monotonic() - self._began)
 
     def records_in(self, partition_ids: Sequence[int]) -> int:
-        """Return about how many records these partitions hold."""
+        """Return the estimated number of records in these partitions."""
         return int(self._sizes.of_many(np.array(partition_ids, np.uint32))[0].sum())
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
-        """Return a page of records. It is not ``counted``: a command counts what it shows of it.
+        """Return a page of records. The page is not ``counted``: the command counts the keys that
+        it returns.
 
         Raises:
-            KoinonError: nothing can be read; the first refusal of a partition, if one is refused.
+            KoinonError: no partition can be read, or the first refusal of a partition.
         """
         return await self._waits.result(page.partition_ids[0], lambda: self._whole(page))
 
@@ -179,7 +180,7 @@ class RedisService:
         return answer
 
     async def page(self, page: ScanPage) -> ScanAnswer:
-        """Return a page of records, with the partitions that are refused.
+        """Return a page of records, with the errors of refused partitions.
 
         Raises:
             KoinonError: nothing can be read.
@@ -196,7 +197,7 @@ class RedisService:
         *,
         want_versions: bool,
     ) -> ReadAnswer:
-        """Return the rows, with the partitions that are refused.
+        """Return the rows, with the errors of refused partitions.
 
         Raises:
             KoinonError: nothing can be read.
@@ -209,8 +210,8 @@ class RedisService:
     # --- reads -----------------------------------------------------------------------------
 
     def read_now(self, served: ServedKeyspace, keys: Sequence[bytes]) -> list[Encoded] | None:
-        """Return the records of the keys, or None where one has to be waited for (or is refused):
-        ``read`` does.
+        """Return the records of the keys, or None if a key is refused or has to wait; then the
+        caller uses ``read``.
         """
         try:
             partitioner = served.partitioner()
@@ -226,8 +227,8 @@ class RedisService:
         return found
 
     async def read(self, served: ServedKeyspace, reads: Sequence[Read]) -> list[Answer]:
-        """Return the reply or the error of each read; all wait for the slowest, and for partitions
-        that change hands.
+        """Return the reply or error of each read. All wait for the slowest, and for partitions that
+        change their primary.
         """
         answers = await self._read(served, reads)
         return await self._waits.answered(served, reads, answers, self._read)
@@ -251,16 +252,16 @@ class RedisService:
     # --- writes ----------------------------------------------------------------------------
 
     def weigh(self, served: ServedKeyspace, write: Write) -> int:
-        """Set and return the weight of the write in a batch: the bytes that it brings, and those of
-        the records that its updates read.
+        """Set and return the weight of the write in a batch: the bytes of the command, and of the
+        records that its updates read.
         """
-        if _is_lone_put((write,)):
+        if _is_single_put((write,)):
             write.weight = len(write.rows[0].value)
             return write.weight
         write.weight = sum(row.size for row in write.rows)
         updated = [row.key for row in write.rows if row.update is not None]
         if updated:
-            with contextlib.suppress(KoinonError):  # it is refused as soon as it is carried out
+            with contextlib.suppress(KoinonError):  # the execution will raise it again
                 partition_of = served.partitioner().partition_of
                 ids = [partition_of(key) for key in updated]
                 write.weight += sum(self._engine.writes.lengths_now(updated, ids))
@@ -272,26 +273,26 @@ class RedisService:
         writes: Sequence[Write],
         done: Done,
     ) -> None:
-        """Queue the writes, all of one durability; ``done`` gets the reply or error of each."""
+        """Queue the writes, all of one durability. ``done`` gets the reply or error of each."""
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
         self._queue.append(_Queued(served, writes, done))
 
     def _flush(self) -> None:
         queue, self._queue = self._queue, []
-        if len(queue) == 1 and _is_lone_put(queue[0].writes):
+        if len(queue) == 1 and _is_single_put(queue[0].writes):
             self._put(queue[0])
             return
         for batch in _batches(queue):
             self._start_task(self._write_batch(batch))
 
     def _put(self, queued: _Queued) -> None:
-        """Put one row of one connection, without a task."""
+        """Put one row of one connection without a task."""
         served, (write,), done = queued
         (row,) = write.rows
 
         def ended(result: int | KoinonError) -> None:
-            if done not in self._puts:  # the service has ended, and has said so
+            if done not in self._puts:  # ``close`` has answered it
                 return
             self._puts.discard(done)
             if isinstance(result, KoinonError):
@@ -339,8 +340,8 @@ class RedisService:
                 queued.done(own)
 
     async def _answer_held(self, queued: _Queued, answers: list[Answer]) -> None:
-        """Answer a connection once its writes whose partitions change hands are settled."""
-        with contextlib.suppress(asyncio.CancelledError):  # the node stops: nothing was done
+        """Answer a connection once the partitions of its held writes have settled."""
+        with contextlib.suppress(asyncio.CancelledError):  # the node stops: no write took effect
             answers = await self._waits.answered(
                 queued.served, queued.writes, answers, self._write_or_errors
             )
@@ -382,12 +383,13 @@ class RedisService:
     async def commit(
         self, served: ServedKeyspace, keys: Sequence[bytes], steps: Sequence[Step]
     ) -> Sequence[Result]:
-        """Carry out an atomic batch; a step that its record does not allow has its error as its
-        result, and the others take place.
+        """Execute an atomic batch. A step that fails on its record has its error as its result, and
+        the other steps take effect.
 
         Raises:
             CheckFailedError: a check does not hold; nothing was written.
-            KoinonError: nothing was written, or it is of unknown fate.
+            UnknownFateError: the batch may have been written.
+            KoinonError: nothing was written.
         """
         partition_id = served.partitioner().partition_of(keys[0])
         batch = AtomicBatch(
@@ -405,7 +407,7 @@ class RedisService:
         return answer.results
 
     async def close(self) -> None:
-        """End the writes under way; their fate is unknown."""
+        """End the writes under way with UnknownFateError."""
         self._waits.close()
         if self.passing is not None:
             self.passing.close()
@@ -417,7 +419,7 @@ class RedisService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _is_lone_put(writes: Sequence[Write]) -> bool:
+def _is_single_put(writes: Sequence[Write]) -> bool:
     return len(writes) == 1 and len(rows := writes[0].rows) == 1 and rows[0].is_put
 
 
@@ -426,7 +428,7 @@ def _stopping() -> UnknownFateError:
 
 
 def _batches(queue: list[_Queued]) -> Iterator[list[_Queued]]:
-    """Cut what was queued in one turn into batches of one keyspace, one durability and of bounded
+    """Split the writes queued in one turn into batches of one keyspace, one durability and bounded
     size.
     """
     alike: dict[tuple[int, int], list[_Queued]] = {}
@@ -448,7 +450,7 @@ def _batches(queue: list[_Queued]) -> Iterator[list[_Queued]]:
 
 
 def _found(answer: ReadAnswer, partition_ids: list[int]) -> Iterator[Encoded | KoinonError]:
-    """Yield the record of each row, encoded; None where there is none; why it was refused."""
+    """Yield for each row its encoded record, None if there is none, or its error."""
     missing = set(answer.missing)
     for row, partition_id in enumerate(partition_ids):
         if (refusal := answer.refusals.get(partition_id)) is not None:
@@ -478,6 +480,6 @@ def _write_answer(write: Write, results: list[Written | KoinonError]) -> Answer:
     for result in results:
         if isinstance(result, KoinonError):
             if any(isinstance(other, Written) and other.version for other in results):
-                return UnknownFateError(reason=f"a part of its rows was written, others: {result}")
+                return UnknownFateError(reason=f"some rows were written, others failed: {result}")
             return result
     return write.reply([result for result in results if isinstance(result, Written)])

@@ -1,5 +1,5 @@
-"""The commands that took long lately, for SLOWLOG: their names, and who sent them. No arguments are
-kept: they are users' data. Pure.
+"""The recent slow commands, for SLOWLOG: their names and senders. Arguments are not kept: they are
+users' data. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ ENTRIES_MAX = 128
 
 
 class SlowCommand(NamedTuple):
-    """One command that took long."""
+    """One slow command."""
 
     number: int
     unix_s: int
@@ -23,14 +23,14 @@ class SlowCommand(NamedTuple):
 
 
 class SlowLog:
-    """The latest ``ENTRIES_MAX`` of them; the latest is the first."""
+    """The latest ``ENTRIES_MAX`` slow commands, the latest first."""
 
     def __init__(self) -> None:
         self.entries: deque[SlowCommand] = deque(maxlen=ENTRIES_MAX)
         self._count = 0
 
     def add(self, unix_ms: int, elapsed_s: float, command: str, peer: str, name: bytes) -> None:
-        """Note a command that has ended now."""
+        """Add a command that has ended now."""
         took_us, sent_by = int(1_000_000 * elapsed_s), peer.partition(":")[2].encode()
         at_s = unix_ms // 1_000
         entry = SlowCommand(self._count, at_s, took_us, command.encode(), sent_by, name)

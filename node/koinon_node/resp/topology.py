@@ -1,8 +1,8 @@
-"""The partition table as Redis Cluster's clients see it: slots, and the nodes that serve them.
+"""The partition table in the form of Redis Cluster: slots, and the nodes that serve them.
 
-Each node that leads partitions is a master; there are no replicas to see, since a node leads some
-partitions and backs up others, for which clients of Redis have no word. A partition that no node
-leads, or whose node does not speak the protocol in the keyspace, leaves its slots uncovered. Pure.
+Each node that leads partitions is a master. Replicas are not shown, since a node leads some
+partitions and backs up others, which Redis Cluster cannot express. The slots of a partition without
+a primary, or whose primary has no Redis port for the keyspace, are uncovered. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from koinon_proto.contract.table import SLOT_COUNT, NodeInfo, NodeStatus, Partit
 
 
 class SlotRange(NamedTuple):
-    """From ``first`` to ``last``, both included."""
+    """The slots from ``first`` to ``last``, both included, of one node."""
 
     first: int
     last: int
@@ -27,21 +27,21 @@ class SlotRange(NamedTuple):
 
 
 def cluster_node_id(table: Table, node: NodeInfo) -> str:
-    """Return the name of a node among clients of Redis: 40 hexadecimal digits."""
+    """Return the id of a node for Redis clients: 40 hexadecimal digits."""
     name = f"{table.cluster.cluster_id}/{node.node_id}"
     return sha1(name.encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The slots of a keyspace whose partitioner is crc16, as one table gives them to nodes."""
+    """The slots of a keyspace with the partitioner crc16, by one table."""
 
     table: Table
     keyspace: Keyspace
 
     @cached_property
     def ranges(self) -> list[SlotRange]:
-        """The slots that are served, ascending; neighbours of one node are one range."""
+        """The ranges of served slots, ascending; adjacent slots of one node are one range."""
         return list(self._ranges())
 
     def _ranges(self) -> Iterator[SlotRange]:
@@ -61,12 +61,12 @@ class Topology:
         return primary.number
 
     def address_of(self, node: NodeInfo) -> str:
-        """Return where the node serves clients of Redis in this keyspace; '': nowhere."""
+        """Return the node's address for Redis clients of this keyspace; '' if it has none."""
         return node.redis_address_in(self.keyspace.name)
 
     @cached_property
     def ranges_of(self) -> dict[int, list[SlotRange]]:
-        """The same by the number of the node; of nodes that serve none, too."""
+        """The ranges by node number, including nodes that serve no slot."""
         found: dict[int, list[SlotRange]] = {node.number: [] for node in self.nodes}
         for span in self.ranges:
             found.setdefault(span.node.number, []).append(span)
@@ -74,7 +74,7 @@ class Topology:
 
     @cached_property
     def nodes(self) -> list[NodeInfo]:
-        """The members that speak the protocol in this keyspace."""
+        """The members with a Redis address in this keyspace."""
         return [
             node
             for node in self.table.nodes.values()
@@ -83,10 +83,10 @@ class Topology:
 
     @cached_property
     def covered(self) -> int:
-        """The number of slots that are served."""
+        """The number of served slots."""
         return sum(span.last - span.first + 1 for span in self.ranges)
 
     @cached_property
     def epoch(self) -> int:
-        """A number that rises with every change of what is served."""
+        """A number that rises with every change of the slots."""
         return self.table.table_version

@@ -1,4 +1,4 @@
-"""A RESP transaction: the commands queued since MULTI, bounded as an atomic batch is. Pure."""
+"""A RESP transaction: the commands queued since MULTI, with the bounds of an atomic batch. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from koinon_node.resp.outcomes import Arguments
 from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
 
 WATCHED_MAX: Final = MAX_ATOMIC_OPERATIONS
-_OBJECT_BYTES: Final = 64  # of Python, for each argument
+_OBJECT_BYTES: Final = 64  # of the Python object of each argument
 
 
 class Transaction:
-    """Commands that EXEC will carry out."""
+    """The commands that EXEC will execute."""
 
     def __init__(self) -> None:
         self.queued: list[Arguments] = []
-        self.is_spoilt = False  # a command was refused: EXEC carries out nothing
-        self.held_bytes = 0  # of memory, by the queued commands
-        self._operations = 0  # of the atomic batch: one a key, and at least one a command
+        self.is_spoilt = False  # a command was refused: EXEC will fail
+        self.held_bytes = 0  # memory of the queued commands
+        self._operations = 0  # of the atomic batch: one per key, at least one per command
         self._bytes = 0  # of all arguments
 
     def add(self, arguments: Arguments, keys: Sequence[bytes]) -> None:
         """Queue a command with these keys.
 
         Raises:
-            RefusedError: there is no room.
+            RefusedError: the transaction exceeds its bounds.
         """
         operations = self._operations + max(1, len(keys))
         size = self._bytes + sum(map(len, arguments))
@@ -42,5 +42,5 @@ class Transaction:
 
 
 def held_by_watches(watched: Mapping[bytes, int]) -> int:
-    """Return the bytes that watched keys take."""
+    """Return the bytes of memory that watched keys take."""
     return sum(map(len, watched)) + 2 * _OBJECT_BYTES * len(watched)

@@ -1,4 +1,4 @@
-"""The bytes of replies. What they are in RESP2; ``in_resp3`` makes RESP3 of it where that differs.
+"""Encodes replies in RESP2; ``in_resp3`` converts them to RESP3 where that differs.
 
 Pure. https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
@@ -11,59 +11,59 @@ OK = b"+OK\r\n"
 NIL = b"$-1\r\n"
 NIL_ARRAY = b"*-1\r\n"
 NULL = b"_\r\n"
-"""RESP3's nil, in the place of both of RESP2's."""
+"""RESP3's nil; RESP2 has two."""
 ZERO, ONE = b":0\r\n", b":1\r\n"
 _BULK, _MINUS = b"$-"
 
 
 def bulk(value: bytes) -> bytes:
-    """Return a bulk string."""
+    """Encode a bulk string."""
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
 def bulk_or_nil(value: bytes | None) -> bytes:
-    """Return a bulk string, or the nil of RESP2."""
+    """Encode a bulk string, or RESP2's nil."""
     return NIL if value is None else b"$%d\r\n%b\r\n" % (len(value), value)
 
 
 def integer(number: int) -> bytes:
-    """Return an integer, of 64 bits with a sign at most."""
+    """Encode a signed 64-bit integer."""
     return b":%d\r\n" % number
 
 
 def simple(text: str) -> bytes:
-    """Return a simple string."""
+    """Encode a simple string."""
     return b"+%b\r\n" % _one_line(text)
 
 
 def error(text: str) -> bytes:
-    """Return an error; its first word is its kind: ``ERR no such thing``."""
+    """Encode an error. Its first word is the error code: ``ERR no such thing``."""
     return b"-%b\r\n" % _one_line(text)
 
 
 def array(parts: Sequence[bytes]) -> bytes:
-    """Return an array of replies."""
+    """Encode an array of encoded replies."""
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 
 def bulks(values: Iterable[bytes]) -> bytes:
-    """Return an array of bulk strings."""
+    """Encode an array of bulk strings."""
     return array([bulk(value) for value in values])
 
 
 def push(*values: bytes) -> bytes:
-    """Return a message that answers no command (RESP3)."""
+    """Encode a push message, which answers no command (RESP3)."""
     return b">%d\r\n%b" % (len(values), b"".join(map(bulk, values)))
 
 
 def map_of(pairs: Sequence[tuple[bytes, bytes]], *, resp3: bool) -> bytes:
-    """Return a map of replies; in RESP2 an array of keys and values in turn."""
+    """Encode a map of encoded replies; in RESP2 an array of alternating keys and values."""
     head = b"%%%d\r\n" % len(pairs) if resp3 else b"*%d\r\n" % (2 * len(pairs))
     return head + b"".join([part for pair in pairs for part in pair])
 
 
 def in_resp3(replies: bytes) -> bytes:
-    """Return the replies with RESP3's nil for those of RESP2."""
+    """Replace RESP2's nils in the replies by RESP3's."""
     if NIL not in replies and NIL_ARRAY not in replies:
         return replies
     parts: list[bytes] = []

@@ -105,7 +105,7 @@ def test_script_that_fails_leaves_nothing_of_what_it_did(client: RespClient) -> 
     )
     assert client.call("MGET", A, B) == [b"before", None]
     writes = "for i = 1, 100 do redis.call('append', KEYS[1], ARGV[1] .. ARGV[1]) end"
-    assert "bytes at most beside" in str(client.call("EVAL", writes, 1, A, "v" * 1_000))
+    assert "bytes at most beyond" in str(client.call("EVAL", writes, 1, A, "v" * 1_000))
     assert client.call("GET", A) == b"before"
 
 

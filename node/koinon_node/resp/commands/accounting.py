@@ -1,4 +1,4 @@
-"""The end of a command: metrics, the audit log, the slow log, and the reply of an error."""
+"""Accounts for ended commands: metrics, the audit log, the slow log, and error replies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ended(
     count: int = 1,
     error: KoinonError | None = None,
 ) -> None:
-    """Count ``count`` requests of one command that took ``elapsed_s`` together; tell the audit log,
-    and the slow log if they took long.
+    """Count ``count`` requests of one command that took ``elapsed_s`` together, and enter them in
+    the audit log and, if they were slow, in the slow log.
     """
     spec.method.ended(elapsed_s, outcome, count)
     audit(session, spec, outcome=outcome, request_id=request_id, count=count, error=error)
@@ -57,7 +57,9 @@ def audit(
     count: int = 1,
     error: KoinonError | None = None,
 ) -> None:
-    """Tell the audit log, if it wants to know, how ``count`` requests of one command ended."""
+    """Enter ``count`` requests of one command with their outcome in the audit log, if it covers
+    them.
+    """
     log_of_audit, method = session.audit, f"redis:{spec.name}"
     if log_of_audit.is_on and log_of_audit.wants(method, outcome, count):
         keyspace = session.keyspace_name if spec.is_about_keys else ""
@@ -73,8 +75,8 @@ def failed(
     elapsed_s: float = 0.0,
     key: bytes | None = None,
 ) -> bytes:
-    """Account for a command that ended with an error; return its reply, which for a ``key`` that
-    another node serves redirects the client.
+    """Account for a command that ended with an error; return its reply. For a ``key`` that another
+    node serves, the reply redirects the client.
     """
     request_id = request_id or request_ids.fresh()
     outcome = error_replies.outcome_of(error)
@@ -90,5 +92,5 @@ def failed(
     if isinstance(error, NotPrimaryError) and key:
         moved_to = session.served.moved_to(key)
     elif isinstance(error, UnknownKeyspaceError) and not spec.is_own:
-        session.closing |= session.is_bound  # on a new connection the name may be another's
+        session.closing |= session.is_bound  # a new connection may find a new keyspace of that name
     return spec.fail(error, request_id, moved_to)

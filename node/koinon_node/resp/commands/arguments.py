@@ -1,6 +1,6 @@
-"""Arguments of Redis's commands: numbers, keys of one slot, and expiries. Pure, but for the limits.
+"""Parses arguments of Redis's commands: numbers, keys of one slot, and expiries. Pure.
 
-What is wrong is raised as ``RefusedError``, whose text is the reply.
+A wrong argument raises ``RefusedError``, whose text is the reply.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _KINDS = {
     b"EXAT": (ExpiryKind.AT, 1_000),
     b"PXAT": (ExpiryKind.AT, 1),
 }
-"""Options that name an expiry, and the milliseconds of their unit."""
+"""The options that give an expiry, with their unit in milliseconds."""
 
 
 def integer(text: bytes) -> int:
-    """Return an integer of 64 bits with a sign."""
+    """Parse a signed 64-bit integer."""
     try:
         return parse_integer(text)
     except NotANumberError:
@@ -41,7 +41,7 @@ def integer(text: bytes) -> int:
 
 
 def keys_of_one_slot(keys: Sequence[bytes]) -> Sequence[bytes]:
-    """Check the keys of a command, and that one node serves them all."""
+    """Check the keys of a command and that they lie in one slot; return them."""
     for key in keys:
         check_key(key)
     if len(keys) > 1 and len(set(map(slot_of, keys))) > 1:
@@ -50,8 +50,8 @@ def keys_of_one_slot(keys: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def expiry(kind: ExpiryKind, number: bytes, unit_ms: int, now_ms: int, command: str) -> Expiry:
-    """Return the expiry that a command is given; it may be over. What Redis refuses is refused
-    here: a number of milliseconds beyond 64 bits, however far in the past.
+    """Parse an expiry, which may lie in the past. As in Redis, a time of more than 64 bits of
+    milliseconds is refused.
     """
     ms = integer(number) * unit_ms
     latest_ms = INTEGER_MAX if kind is ExpiryKind.AT else INTEGER_MAX - now_ms
@@ -71,7 +71,7 @@ def invalid_expiry(command: str) -> str:
 def positive_expiry(
     kind: ExpiryKind, number: bytes, unit_ms: int, now_ms: int, command: str
 ) -> Expiry:
-    """As ``expiry``, of a command that takes only what is above 0."""
+    """Parse an expiry like ``expiry``, and refuse numbers below 1."""
     found = expiry(kind, number, unit_ms, now_ms, command)
     if found.ms <= 0:
         raise RefusedError(invalid_expiry(command))
@@ -83,17 +83,18 @@ _ALTERNATIVES = (
     frozenset((*_KINDS, b"KEEPTTL", b"PERSIST")),
     frozenset((b"NX", b"XX", *_VALUES_COMPARED)),
 )
-"""Of each set a command has one option at most. It may name that one again: the last counts."""
+"""A command has at most one option of each set. It may repeat that option: the last value
+counts."""
 
 
 class Options:
-    """The options at the end of a command: ``flags`` are those of these names that it may have;
-    EX stands for all that name an expiry.
+    """The options at the end of a command. ``flags`` are the allowed names; EX stands for all
+    options that give an expiry.
     """
 
     def __init__(self, arguments: Sequence[bytes], *flags: bytes) -> None:
         self.flags: dict[bytes, bytes] = {}
-        """By name, in capital letters: the value that follows it, or b''."""
+        """By option, in capital letters: the value that follows it, or b''."""
         left = list(reversed(arguments))
         while left:
             name = left.pop().upper()
@@ -108,7 +109,7 @@ class Options:
             self.flags[name] = left.pop() if has_value else b""
 
     def expiry(self, command: str, now_ms: int) -> Expiry | None:
-        """Return the expiry that they name, if they do."""
+        """Return the expiry that the options give, or None."""
         if b"KEEPTTL" in self.flags:
             return KEEP
         if b"PERSIST" in self.flags:

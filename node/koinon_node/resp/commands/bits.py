@@ -31,7 +31,7 @@ def _offset(text: bytes) -> int:
 
 
 def setbit(session: Session, arguments: Arguments) -> Outcome:
-    """Set or clear a bit; say what it was."""
+    """Set or clear a bit; reply with the bit before."""
     _, key, where, bit = arguments
     check_key(key)
     offset = _offset(where)
@@ -56,7 +56,7 @@ def _bit_at(offset: int, found: Sequence[Encoded]) -> bytes:
 
 
 class _Range:
-    """The part of a value that BITCOUNT and BITPOS look at: ``[start [end [BYTE | BIT]]]``."""
+    """The part of a value that BITCOUNT and BITPOS read: ``[start [end [BYTE | BIT]]]``."""
 
     def __init__(self, arguments: Arguments) -> None:
         unit = arguments[2].upper() if len(arguments) > 2 else b"BYTE"
@@ -68,7 +68,9 @@ class _Range:
         self._unit = 1 if unit == b"BIT" else 8
 
     def bits_of(self, value: bytes) -> tuple[int, int, int]:
-        """Return the bits that are looked at, as a number, how many, and the place of the first."""
+        """Return the bits in the range as a number, how many they are, and the offset of the
+        first.
+        """
         size = len(value) * 8 // self._unit
         if self._start < 0 and self._end < 0 and self._start > self._end:
             return 0, 0, 0
@@ -84,7 +86,7 @@ class _Range:
 
 
 def bitcount(session: Session, arguments: Arguments) -> Outcome:
-    """Count the bits that are set."""
+    """Count the bits that are set in a range."""
     check_key(arguments[1])
     if len(arguments) == 3:
         raise RefusedError(SYNTAX)
@@ -96,7 +98,7 @@ def bitcount(session: Session, arguments: Arguments) -> Outcome:
 
 
 def bitpos(session: Session, arguments: Arguments) -> Outcome:
-    """Find the first bit that is set, or that is not."""
+    """Find the first bit that is set, or clear."""
     check_key(arguments[1])
     bit = integer(arguments[2])
     if bit not in (0, 1):
@@ -114,12 +116,12 @@ def _place_of(bit: int, looked_at: _Range, found: Sequence[Encoded]) -> bytes:
     wanted = number if bit else number ^ ((1 << count) - 1)
     if wanted:
         return wire.integer(first + count - wanted.bit_length())
-    # A value goes on with zeros, unless the command says where it ends.
+    # Zeros follow a value, unless the command gives an end.
     return wire.integer(-1 if bit or looked_at.has_end else first + count)
 
 
 def bitop(session: Session, arguments: Arguments) -> Outcome:
-    """Write what values come to, bit by bit."""
+    """Combine values bit by bit, and write the result."""
     operation = arguments[1].upper()
     if operation not in _OPERATIONS:
         raise RefusedError(SYNTAX)

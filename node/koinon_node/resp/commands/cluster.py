@@ -1,4 +1,4 @@
-"""CLUSTER: where the slots are. What Redis Cluster's clients ask first, and after each MOVED."""
+"""CLUSTER: the nodes of each slot. Redis Cluster's clients ask at first, and after each MOVED."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CHOSEN_WITH_KEYSPACE = (
 
 
 def topology_of(session: Session) -> Topology:
-    """Return the topology now.
+    """Return the present topology.
 
     Raises:
         RefusedError: the keyspace does not route by Redis's slots.
-        UnknownKeyspaceError: it is gone, or never was.
-        ClusterNotReadyError: there is no table yet.
+        UnknownKeyspaceError: there is no such keyspace, or not any more.
+        ClusterNotReadyError: this node has no table yet.
     """
     keyspace = session.served.keyspace()
     if keyspace.partitioner != "crc16":
@@ -50,7 +50,7 @@ def _host_port(topology: Topology, node: NodeInfo) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-# --- what it answers ---------------------------------------------------------------------------
+# --- subcommands -------------------------------------------------------------------------------
 
 
 def _slots(session: Session, arguments: Arguments) -> Outcome:
@@ -179,7 +179,9 @@ cluster = subcommands(
 
 
 def wait(session: Session, arguments: Arguments) -> Outcome:
-    """Say how many backups have what was written: all in sync have, since it was answered."""
+    """Reply with the number of backups that hold all acknowledged writes: the least in_sync of the
+    partitions led here, without the primary.
+    """
     integer(arguments[1])
     integer(arguments[2])
     rows, led = session.service.table().rows, session.served.led()

@@ -1,9 +1,9 @@
 """SCAN's cursors and patterns. Pure.
 
-A cursor is a number of 64 bits and nothing is remembered about it: it says which partition comes
-next and, in a partition of too many keys for one page, from which hash on. Such a partition is
-walked in the order of its keys' CRC-32, as Redis walks its table: a key that is there throughout is
-seen, whatever is written or deleted meanwhile.
+A cursor is a 64-bit number, and the node keeps no state about it. It names the next partition and,
+in a partition with too many keys for one page, the first hash. Such a partition is scanned in the
+order of its keys' CRC-32, as Redis scans its hash table: a scan returns every key that exists from
+its beginning to its end, whatever else is written or deleted.
 
     cursor = partition_id << 32 | hash      0: from the start, and at the end
 """
@@ -21,7 +21,7 @@ _SPECIAL = re.compile(rb"[*?\[\\]")
 
 
 def cursor_of(partition_id: int, first_hash: int) -> int:
-    """Return the cursor of the keys of the partition from this hash on."""
+    """Return the cursor of the partition's keys from this hash on."""
     return partition_id << _HASH_BITS | first_hash
 
 
@@ -31,18 +31,18 @@ def position_of(cursor: int) -> tuple[int, int]:
 
 
 class HashPage:
-    """The keys of one partition from a hash on, the ``size`` that come first; from all of its keys,
-    offered in any order.
+    """Selects a page of one partition: the ``size`` keys with the lowest hashes from ``first_hash``
+    on. All keys of the partition are offered, in any order.
     """
 
     def __init__(self, first_hash: int, size: int) -> None:
         self._first = first_hash
         self._size = size
-        self._heap: list[tuple[int, bytes]] = []  # the last in the order is on top
-        self._end = _HASH_END  # keys of this hash and beyond are the next page's
+        self._heap: list[tuple[int, bytes]] = []  # (-hash, key): the highest hash is on top
+        self._end = _HASH_END  # keys from this hash on belong to the next page
 
     def offer(self, keys: Iterable[bytes]) -> None:
-        """Take note of keys, each once."""
+        """Add those of the keys that belong to the page. Each key may be offered once."""
         for key in keys:
             hashed = crc32(key)
             if self._first <= hashed < self._end:
@@ -51,7 +51,7 @@ class HashPage:
                     self._drop_last()
 
     def _drop_last(self) -> None:
-        """Leave the last hash, with all its keys, to the next page, unless it is the only one."""
+        """Move the highest hash with all its keys to the next page, unless it is the only hash."""
         last = self._heap[0][0]
         if all(negative == last for negative, _ in self._heap):
             return
@@ -65,24 +65,25 @@ class HashPage:
 
     @property
     def next_hash(self) -> int | None:
-        """The hash from which the next page goes on; None: there is none."""
+        """The first hash of the next page, or None if there is none."""
         return self._end if self._end < _HASH_END else None
 
 
 def literal_prefix(pattern: bytes) -> bytes:
-    """Return what every key that fits the pattern begins with."""
+    """Return the prefix of all keys that match the pattern."""
     found = _SPECIAL.search(pattern)
     return pattern[: found.start()] if found else pattern
 
 
 def compiled(pattern: bytes) -> re.Pattern[bytes]:
-    """Return Redis's glob as an expression for whole keys: ``*``, ``?``, ``[a-c]``, ``[^a]``, and
-    a backslash before what is meant as it stands.
+    """Compile Redis's glob (``*``, ``?``, ``[a-c]``, ``[^a]``, and backslash as the escape) into a
+    regular expression for whole keys. The text between two stars is matched at its first
+    occurrence, without backtracking: otherwise a pattern of many stars could take exponential time.
 
     What is between two stars is taken where it fits first, and never looked for again: a pattern of
     many stars would else be tried in more ways than anybody can wait for.
     """
-    pieces: list[bytes] = [b""]  # what is between stars; each fits one length only
+    pieces: list[bytes] = [b""]  # between the stars; each matches texts of one length
     at = 0
     while at < len(pattern):
         char = pattern[at : at + 1]
@@ -109,7 +110,7 @@ def compiled(pattern: bytes) -> re.Pattern[bytes]:
 
 
 def _set_at(pattern: bytes, at: int) -> tuple[bytes, int]:
-    """Return the expression of the set that begins there, and where it ends."""
+    """Return the expression for the set at this offset, and the set's end."""
     negated = pattern[at : at + 1] == b"^"
     at += negated
     items: list[bytes] = []

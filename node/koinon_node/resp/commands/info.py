@@ -1,4 +1,4 @@
-"""INFO and SLOWLOG: what a node does, in the words that tools for Redis know."""
+"""INFO and SLOWLOG: facts about this node in the format that tools for Redis parse."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def _sections(session: Session) -> dict[str, Facts]:
 
 
 def _memory() -> Facts:
-    """The process has one heap for all it does: what is used is what is resident."""
+    """Return the memory section. The process has one heap, so its resident size is its used
+    memory.
+    """
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
@@ -114,15 +116,15 @@ def _of_command(spec: Spec) -> str:
 
 
 def _keyspace(session: Session) -> Facts:
-    """The records of what this node leads, as a background pass has counted them. Those that expire
-    are not counted apart.
+    """Return the number of records in the partitions led here, by the last background count.
+    Records with an expiry are not counted separately.
     """
     records = session.service.records_in(session.served.led())
     return {"db0": f"keys={records},expires=0,avg_ttl=0"}
 
 
 def info(session: Session, arguments: Arguments) -> Outcome:
-    """Tell facts about the server, by sections."""
+    """Return facts about the server, by sections."""
     sections = _sections(session)
     wanted = {name.decode("ascii", "replace").lower() for name in arguments[1:]} or {"default"}
     if not wanted & {"all", "everything"}:
@@ -168,7 +170,7 @@ _SLOWLOG = subcommands({b"GET": (-2, _shown), b"LEN": (2, _how_many), b"RESET": 
 
 
 def slowlog(session: Session, arguments: Arguments) -> Outcome:
-    """Tell which commands took long lately."""
+    """Return the commands that were slow lately."""
     action = Action.OPERATE if arguments[1].upper() == b"RESET" else Action.VIEW
     if not session.caller.may_on_cluster(action):
         raise PermissionDeniedError(principal=session.caller.name, action=action.name.lower())

@@ -1,6 +1,6 @@
-"""COMMAND and CONFIG: what this server is, for clients that ask before they begin.
+"""COMMAND and CONFIG: describe this server to clients that ask before they begin.
 
-COMMAND is made of the table of commands. CONFIG tells what clients look for.
+COMMAND is built from the table of commands. CONFIG has the settings that clients read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONFIG = {
     "slowlog-max-len": str(ENTRIES_MAX),
     "timeout": "0",
 }
-"""The facts of this node, in the words of Redis's configuration."""
+"""This node's properties as settings of Redis."""
 _PATTERNS_MAX, _PATTERN_BYTES_MAX = 64, 64  # each is compiled
 
 
@@ -44,7 +44,7 @@ def _described(spec: Spec) -> bytes:
             *(wire.integer(number) for number in (first, last, step)),
             wire.array([]),  # categories of ACLs
             wire.bulks([tip.encode() for tip in spec.tips]),
-            wire.array([]),  # specifications of keys: the three numbers tell all
+            wire.array([]),  # key specifications: the three numbers suffice
             wire.array([]),  # subcommands
         ]
     )
@@ -107,7 +107,7 @@ _COMMAND = subcommands(
 
 
 def command(session: Session, arguments: Arguments) -> Outcome:
-    """Describe the commands that there are."""
+    """Describe the commands of this server."""
     return (_all_of if len(arguments) == 1 else _COMMAND)(session, arguments)
 
 

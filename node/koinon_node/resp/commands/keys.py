@@ -1,4 +1,4 @@
-"""Commands of Redis on keys, whatever their values: whether they are there, when they expire."""
+"""Commands of Redis on keys, whatever their values: existence, renaming, expiry."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _CONDITIONS = {
 
 
 def delete(session: Session, arguments: Arguments) -> Outcome:
-    """Delete records; reply with the number of those that were there."""
+    """Delete records; reply with the number of records that existed."""
     keys = keys_of_one_slot(arguments[1:])
     return Write([Row(key, is_delete=True) for key in keys], replies.count_deleted)
 
 
 def _tells(tell: Callable[[bytes], bytes]) -> Handler:
-    """Return the handler of a subcommand of OBJECT that replies with a fact about a value."""
+    """Build the handler of an OBJECT subcommand that replies with a property of a value."""
 
     def reply(found: Sequence[Encoded]) -> bytes:
         return wire.NIL if found[0] is None else tell(records.value_of(found[0]))
@@ -69,22 +69,22 @@ _EMBEDDED_BYTES_MAX = 44
 _NO_FREQUENCY = wire.error(
     "ERR An LFU maxmemory policy is not selected, access frequency not tracked."
 )
-# The answers that Redis would give, since clients and their tests ask for them.
+# Redis's own answers: clients and their tests expect them.
 object_ = subcommands(
     {
         b"ENCODING": (3, _tells(_encoding)),
         b"FREQ": (3, _tells(lambda _: _NO_FREQUENCY)),
-        b"IDLETIME": (3, _tells(lambda _: wire.ZERO)),  # nothing is evicted, so uses are not noted
+        b"IDLETIME": (3, _tells(lambda _: wire.ZERO)),  # no eviction, so uses are not recorded
         b"REFCOUNT": (3, _tells(lambda _: wire.ONE)),
     }
 )
 
 
-# --- two keys that lie together ----------------------------------------------------------------
+# --- two keys of one slot ----------------------------------------------------------------------
 
 
 def renames(done: bytes, *, replaced: bool) -> Handler:
-    """Return the handler of RENAME or RENAMENX, which replies ``done`` once it took place."""
+    """Build the handler of RENAME or RENAMENX, which replies ``done`` after a rename."""
 
     def reply(result: Result) -> bytes:
         if result is None:
@@ -99,7 +99,7 @@ def renames(done: bytes, *, replaced: bool) -> Handler:
 
 
 def copy(session: Session, arguments: Arguments) -> Outcome:
-    """Write a record under another key, too."""
+    """Copy a record to another key."""
     keys, options = keys_of_one_slot(arguments[1:3]), list(arguments[3:])
     replaced = False
     while options:
@@ -116,12 +116,12 @@ def copy(session: Session, arguments: Arguments) -> Outcome:
     return Jointly(keys, Copy(moved=False, replaced=replaced), replies.one_or_zero)
 
 
-# --- when they expire --------------------------------------------------------------------------
+# --- expiry ------------------------------------------------------------------------------------
 
 
 def tells_expiry(unit_ms: int, *, is_left: bool) -> Handler:
-    """Return the handler of a command that replies with a record's expiry, rounded to the unit: as
-    Unix time, or as the time that ``is_left``.
+    """Build the handler of a command that replies with a record's expiry, rounded to the unit: as
+    Unix time, or with ``is_left`` as the remaining time.
     """
 
     def reply(session: Session, found: Sequence[Encoded]) -> bytes:
@@ -141,7 +141,7 @@ def tells_expiry(unit_ms: int, *, is_left: bool) -> Handler:
 
 
 def expires(name: str, kind: ExpiryKind, unit_ms: int) -> Handler:
-    """Return the handler of a command that changes when a record expires."""
+    """Build the handler of a command that changes a record's expiry."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         _, key, number, *conditions = arguments
@@ -168,7 +168,7 @@ def _condition(options: Sequence[bytes]) -> ExpireIf:
 
 
 def persist(session: Session, arguments: Arguments) -> Outcome:
-    """Have a record never expire; reply with 1 if it would have expired."""
+    """Remove a record's expiry; reply with 1 if it had one."""
     check_key(arguments[1])
     check_expiry(session.served.keyspace(), NEVER, 0)
     return update_of(arguments[1], Expire(NEVER, ExpireIf.SOME), replies.one_if_written)

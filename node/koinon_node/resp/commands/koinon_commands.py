@@ -1,5 +1,5 @@
-"""The commands of Koinon's own clients: single operations, reads of many rows, and scans, with all
-that gRPC's have.
+"""The commands of Koinon's own clients: single operations, reads of many rows, and scans, with the
+same parameters as over gRPC.
 
     KOINON.HELLO 2 cluster_id keyspace_id [token]
         -> the node's id, and its time in ms; the commands that follow are in this keyspace
@@ -8,17 +8,17 @@ that gRPC's have.
     KOINON.ENTRY key table_version [request_id]
         -> [value, version, expires_at_ms], or nil
     KOINON.EXISTS key table_version [request_id]
-        -> 1; 0: there is none
+        -> 1; 0: no record
     KOINON.PUT key value table_version ttl_ms if_version durability [request_id [take_by_ms]]
         -> the version
     KOINON.DELETE key table_version if_version durability [request_id [take_by_ms]]
-        -> 1; 0: there was none
+        -> 1; 0: there was no record
     KOINON.INCREMENT key by ttl_ms table_version durability [request_id [take_by_ms]]
         -> the sum
     KOINON.TOUCH key ttl_ms table_version durability [request_id [take_by_ms]]
-        -> 1; 0: there is none
+        -> 1; 0: no record
     KOINON.GETORPUT key value ttl_ms table_version durability [request_id [take_by_ms]]
-        -> the value that is there, or nil: this one was written
+        -> the existing value, or nil: the given value was written
     KOINON.GETMANY request [request_id]
         -> rows; the messages BatchGetRequest and BatchGetResponse of v1/kv.proto
     KOINON.SCAN request [request_id]
@@ -29,8 +29,8 @@ that gRPC's have.
 
 Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: the keyspace's default, and with
 KOINON.TOUCH never; ``if_version`` '': unconditional; ``durability`` as in v1/kv.proto;
-``take_by_ms``: the node's time after which the write is refused ('': none). Errors are whole:
-``-KOINON <v1.Error, base64> <request id>``.
+``take_by_ms``: the node's time after which the write is refused ('': none). An error reply carries
+the typed error: ``-KOINON <v1.Error, base64> <request id>``.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ M = TypeVar("M", kv_pb2.BatchGetRequest, kv_pb2.ScanRequest)
 
 
 def _number(text: bytes, field: str) -> int:
-    """Return an unsigned number.
+    """Parse an unsigned number of 64 bits.
 
     Raises:
-        InvalidArgumentError: the text is none.
+        InvalidArgumentError: the text is no such number.
     """
     if not text.isdigit() or len(text) > _U64_DIGITS_MAX or (value := int(text)) > _U64_MAX:
         raise InvalidArgumentError(field=field, reason="must be decimal, of 64 bits")
@@ -113,7 +113,7 @@ def _signed(text: bytes, field: str) -> int:
 
 
 def _request_id(arguments: Arguments, at: int) -> str:
-    """Return the id that the sender gave the request; '' where it gave none."""
+    """Return the request id that the sender gave; '' if it gave none."""
     if len(arguments) <= at:
         return ""
     return request_ids.cleaned(arguments[at].decode("ascii", "replace"))
@@ -136,13 +136,13 @@ def _check_version(text: bytes, supported: int, what: str) -> None:
 
 
 def hello(session: Session, arguments: Arguments) -> Outcome:
-    """Enter a keyspace of the cluster, and have the node wait for the connection's end before it
-    stops. Only the commands that follow find out whether the keyspace exists.
+    """Enter a keyspace of the cluster. Before the node stops, it waits for the end of this
+    connection. Whether the keyspace exists shows with the next command.
     """
     _, version, cluster_id, *options = arguments
     _check_version(version, _COMMANDS_VERSION, "the protocol of Koinon's commands")
     if not options:
-        raise InvalidArgumentError(field="keyspace_id", reason="must be there")
+        raise InvalidArgumentError(field="keyspace_id", reason="is missing")
     keyspace_id, *token = options
     entered = KeyspaceId(_number(keyspace_id, "keyspace_id"))
     if token:
@@ -156,7 +156,7 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
 
 
 def follow(session: Session, arguments: Arguments) -> Outcome:
-    """Stream commit groups to a follower: a node that may also read pages."""
+    """Stream commit groups to a follower, which must be a node."""
     _check_version(arguments[1], _FRAMES_VERSION, "the frames of KOINON.FOLLOW")
     method_permissions.check(FOLLOW, session.caller)
     followers = session.service.followers
@@ -167,7 +167,7 @@ def follow(session: Session, arguments: Arguments) -> Outcome:
 
 
 def reads(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
-    """Return the handler of a command that reads one record."""
+    """Build the handler of a command that reads one record."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         key, table_version = arguments[1:3]
@@ -187,7 +187,7 @@ def entry_or_nil(found: Sequence[Encoded]) -> bytes:
 
 
 def get_many(session: Session, arguments: Arguments) -> Outcome:
-    """Read many rows, as gRPC's method does."""
+    """Read many rows, like the gRPC method."""
     request = _message(kv_pb2.BatchGetRequest, session, arguments)
     keyspace = session.served.keyspace(request.table_version)
     keys, partition_ids = rows_of(request, keyspace, session.caller)
@@ -203,7 +203,7 @@ def get_many(session: Session, arguments: Arguments) -> Outcome:
 
 
 def scan(session: Session, arguments: Arguments) -> Outcome:
-    """Read a page of a scan, as gRPC's method does."""
+    """Read a page of a scan, like the gRPC method."""
     request = _message(kv_pb2.ScanRequest, session, arguments)
     page = page_of(request, session.served.keyspace(request.table_version), session.caller)
 
@@ -215,8 +215,8 @@ def scan(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _message(kind: type[M], session: Session, arguments: Arguments) -> M:
-    """Return the message that a command brings, meant for this cluster and the connection's
-    keyspace.
+    """Parse the protobuf message in a command, and check its cluster and keyspace against the
+    connection's.
     """
     try:
         request = kind.FromString(arguments[1])
@@ -233,7 +233,7 @@ def _message(kind: type[M], session: Session, arguments: Arguments) -> M:
 
 
 class _Last(NamedTuple):
-    """The last arguments of a command that writes."""
+    """The common last arguments of write commands."""
 
     table_version: int
     durability: Durability
@@ -243,12 +243,12 @@ class _Last(NamedTuple):
     def of(
         cls, session: Session, arguments: Arguments, version_at: int, durability_at: int
     ) -> _Last:
-        """Parse them; the request's id and the time by which it is to be taken up, if there are
-        any, follow the durability.
+        """Parse the arguments. After the durability there may be the request id and the time by
+        which the node must have started the write.
 
         Raises:
-            DeadlinePassedError: it is too late.
-            InvalidArgumentError: one of them makes no sense.
+            DeadlinePassedError: this time has passed.
+            InvalidArgumentError: an argument is not valid.
         """
         if len(arguments) > durability_at + 2 and (take_by := arguments[durability_at + 2]):
             session.service.check_in_time(_number(take_by, "take_by_ms"))
@@ -259,7 +259,7 @@ class _Last(NamedTuple):
         )
 
     def write(self, row: Row, reply: Callable[[Sequence[Written]], bytes]) -> Write:
-        """Return the outcome of a command that writes this row."""
+        """Build the outcome of a command that writes this row."""
         check_key(row.key)
         version, level, request_id = self
         return Write((row,), reply, level, version, request_id, fails_at_once=True)
@@ -280,7 +280,7 @@ def _version(written: Sequence[Written]) -> bytes:
 
 
 def delete(session: Session, arguments: Arguments) -> Outcome:
-    """Delete a record; reply with 1 if it was there."""
+    """Delete a record; reply with 1 if it existed."""
     last = _Last.of(session, arguments, 2, 4)
     row = Row(arguments[1], is_delete=True, if_version=_condition(arguments[3]))
     return last.write(row, replies.count_deleted)
@@ -304,8 +304,8 @@ def _get_or_put(keyspace: Keyspace, value: bytes, ttl: bytes) -> Update:
 def _updates(
     make: Callable[..., Update], count: int, reply: Callable[[Sequence[Written]], bytes]
 ) -> Handler:
-    """Return the handler of a command with ``count`` arguments between its key and the table
-    version, of which ``make`` makes the update.
+    """Build the handler of a command with ``count`` arguments between its key and the table
+    version. ``make`` builds the update from these arguments.
     """
 
     def handler(session: Session, arguments: Arguments) -> Outcome:

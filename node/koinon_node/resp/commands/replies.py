@@ -1,4 +1,4 @@
-"""Replies that several commands make of records, rows and results. Pure."""
+"""Builds replies from records, rows and results, for several commands. Pure."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ def ok(_: Sequence[Written]) -> bytes:
 
 
 def count_deleted(written: Sequence[Written]) -> bytes:
-    """Reply with the number of rows that were there and are deleted."""
+    """Reply with the number of rows that existed and were deleted."""
     return wire.integer(sum(row.version > 0 for row in written))
 
 
 def is_done(result: Result) -> bool:
-    """Return whether an update took place. Assign's result is that and the value before."""
+    """Return whether an update took place. The result of Assign is a pair: this, and the value
+    before.
+    """
     return bool(result[0] if isinstance(result, tuple) else result)
 
 

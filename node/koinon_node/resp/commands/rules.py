@@ -1,4 +1,4 @@
-"""Checks that a caller may send a command: it may do all actions that the command needs."""
+"""Checks a caller's rights to a command: to every action that the command needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from koinon_node.resp.session import Session
 from koinon_proto.contract.access import Action, Permissions
 
 _TELLING = (b"GET", b"IFEQ", b"IFNE")
-"""The options of SET that tell something about the value that is there."""
+"""The options of SET whose reply reveals something about the existing value."""
 
 
 def check(spec: Spec, arguments: Arguments, session: Session) -> None:
-    """Raise PermissionDeniedError unless the caller may send this command; of a command that needs
-    an action, UnknownKeyspaceError as ``Session.served`` does.
+    """Raise PermissionDeniedError unless the caller may send this command. For a command that needs
+    an action on keys, raise UnknownKeyspaceError like ``Session.served``.
     """
     caller = session.caller
     if caller.permissions is Permissions.ALL:
@@ -29,6 +29,6 @@ def check(spec: Spec, arguments: Arguments, session: Session) -> None:
 
 
 def check_counting(session: Session) -> None:
-    """Raise PermissionDeniedError unless the caller may know how many records there are."""
+    """Raise PermissionDeniedError unless the caller may know the number of records."""
     if not session.caller.may_on_cluster(Action.VIEW):
         session.caller.check_prefix(Action.SCAN, session.served.keyspace_id, b"")

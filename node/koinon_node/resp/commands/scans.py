@@ -26,14 +26,14 @@ _COUNT_DEFAULT = 10
 _COUNT_MAX = 4_096
 _KEYS_MAX = 10_000
 _HASH_PAGE_KEYS = 1_024
-"""At least so many of a partition that is too large for one page: each page looks at all of it."""
+"""The least page of a partition that exceeds one page: each such page reads the whole partition."""
 _LOOK_ROWS = 4_096
 _PATTERN_BYTES_MAX = 4_096
 _CURSOR_DIGITS_MAX = 20
 
 
 def scan(session: Session, arguments: Arguments) -> Outcome:
-    """Return some keys and the cursor of those that come next."""
+    """Return some keys, and the cursor of the next ones."""
     cursor = _cursor(arguments[1])
     pattern, count, strings = b"", _COUNT_DEFAULT, True
     options = arguments[2:]
@@ -70,7 +70,7 @@ async def _scan(session: Session, cursor: int, pattern: bytes, count: int) -> by
     prefix = literal_prefix(pattern)
     try:
         keys, following = await next_page(session, cursor, prefix, count)
-    except NotPrimaryError:  # a partition was handed on meanwhile: it is led here no more
+    except NotPrimaryError:  # a partition was handed over meanwhile: skip it
         keys, following = await next_page(session, cursor, prefix, count)
     session.served.count_shown(keys)
     if pattern:
@@ -92,7 +92,7 @@ async def next_page(
     if not led:
         return [], 0
     if led[0] > first:
-        first_hash = 0  # another node leads it by now
+        first_hash = 0  # another node leads that partition now
     if not first_hash:
         answer = await session.service.scan(_page(led, prefix, b"", count))
         if answer.next_cursor is None:
@@ -110,7 +110,7 @@ async def next_page(
 
 
 def _keys_before(answer: ScanAnswer, partition_id: int) -> list[bytes]:
-    """Return the keys of the partitions that are whole in the answer."""
+    """Return the keys of the partitions that the answer has completely."""
     return [
         key for key, p in zip(answer.keys, answer.partition_ids, strict=True) if p < partition_id
     ]
@@ -138,30 +138,30 @@ def _page(
 async def pages_of(
     session: Session, partition_ids: Sequence[int], prefix: bytes, *, counted: bool = False
 ) -> AsyncIterator[list[bytes]]:
-    """Yield all keys of the partitions, a page at a time; other tasks run in between. Pages that
-    are ``counted`` spend the keyspace's quota.
+    """Yield all keys of the partitions, a page at a time, with yields to the event loop.
+    ``counted`` pages count against the keyspace's quota.
     """
     left, after_key = partition_ids, b""
     while left:
-        session.served.keyspace()  # raises if it is gone: its partitions may be another's
+        session.served.keyspace()  # raises if dropped: another keyspace may get its partitions
         try:
             answer = await session.service.scan(
                 _page(left, prefix, after_key, _LOOK_ROWS, counted=counted)
             )
-        except NotPrimaryError as error:  # it was handed on meanwhile: the others go on
+        except NotPrimaryError as error:  # handed over meanwhile: continue with the others
             after_key = b"" if left[0] == error.partition_id else after_key
             left = [p for p in left if p != error.partition_id]
             continue
         yield answer.keys
         if answer.next_cursor is None:
             return
-        await asyncio.sleep(0)  # a scan need not wait for anything
+        await asyncio.sleep(0)  # a scan might otherwise never yield
         following, after_key = answer.next_cursor
         left = [p for p in left if p >= following]
 
 
 def keys(session: Session, arguments: Arguments) -> Outcome:
-    """Return the keys of what this node leads that a pattern fits: all of them are looked at."""
+    """Return the keys that match a pattern, among all keys that this node leads."""
     pattern = arguments[1]
     if len(pattern) > _PATTERN_BYTES_MAX:
         raise RefusedError("ERR the pattern is too long")
@@ -177,13 +177,13 @@ async def _keys(session: Session, pattern: bytes, prefix: bytes) -> bytes:
     async for page in pages_of(session, session.served.led(), prefix):
         found += [key for key in page if fits(key)]
         if len(found) > _KEYS_MAX:
-            raise RefusedError(f"ERR KEYS shows {_KEYS_MAX:,} keys at most: use SCAN")
+            raise RefusedError(f"ERR KEYS returns {_KEYS_MAX:,} keys at most: use SCAN")
     session.served.count_shown(found)
     return wire.bulks(found)
 
 
 def dbsize(session: Session, arguments: Arguments) -> Outcome:
-    """Say how many records there are in what this node leads. All of them are looked at."""
+    """Count the records that this node leads, by reading all of them."""
     check_counting(session)
     return _dbsize(session)
 

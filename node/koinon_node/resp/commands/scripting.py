@@ -1,4 +1,4 @@
-"""EVAL, EVALSHA and SCRIPT: a script is one step on the records of its keys."""
+"""EVAL, EVALSHA and SCRIPT: a script runs atomically on the records of its keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def eval_(session: Session, arguments: Arguments) -> Outcome:
 
 
 def evalsha(session: Session, arguments: Arguments) -> Outcome:
-    """Run a script that was sent before."""
+    """Run a script by its SHA1."""
     return _run(session, arguments[1], arguments)
 
 

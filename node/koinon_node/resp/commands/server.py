@@ -12,25 +12,25 @@ from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import UnauthenticatedError
 
 REDIS_VERSION = b"7.2.0"
-"""Whose commands these are; clients choose by it what they may ask for."""
+"""The version of Redis that this server claims: clients choose their commands by it."""
 _NAME_BYTES_MAX = 256
-_NO_PASSWORD = "ERR AUTH: no password is set here, and none is asked for"
+_NO_PASSWORD = "ERR AUTH: this server has no password and needs none"
 
 
 def ping(session: Session, arguments: Arguments) -> Outcome:
-    """Answer."""
+    """Reply with PONG, or with the argument."""
     if len(arguments) > 2:
         raise wrong_number("ping")
     return wire.bulk(arguments[1]) if len(arguments) > 1 else wire.simple("PONG")
 
 
 def echo(session: Session, arguments: Arguments) -> Outcome:
-    """Answer with the argument."""
+    """Reply with the argument."""
     return wire.bulk(arguments[1])
 
 
 def time_(session: Session, arguments: Arguments) -> Outcome:
-    """Answer with the node's time: seconds of Unix time, and microseconds of the next one."""
+    """Reply with the node's Unix time: seconds, and microseconds."""
     seconds, ms = divmod(session.service.now_ms(), 1_000)
     return wire.bulks([b"%d" % seconds, b"%d" % (1_000 * ms)])
 
@@ -42,7 +42,7 @@ def quit_(session: Session, arguments: Arguments) -> Outcome:
 
 
 def hello(session: Session, arguments: Arguments) -> Outcome:
-    """Choose the version of the protocol, and tell who answers."""
+    """Choose the protocol version; reply with facts about the server."""
     version, options = arguments[1:2], arguments[2:]
     if version and version[0] not in (b"2", b"3"):
         return wire.error("NOPROTO unsupported protocol version")
@@ -73,7 +73,7 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
 
 
 def auth(session: Session, arguments: Arguments) -> Outcome:
-    """Say who this is, by a token: AUTH [user] token."""
+    """Authenticate the client by a token: AUTH [user] token."""
     if len(arguments) > 3:
         raise RefusedError(SYNTAX)
     _authenticate(session, arguments[-1], arguments[1] if len(arguments) == 3 else b"")
@@ -81,7 +81,9 @@ def auth(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _authenticate(session: Session, token: bytes, user: bytes) -> None:
-    """Take the token; without TLS refuse, since who believes to need it should hear that."""
+    """Check and keep the token. Without TLS refuse it, so that a client which expects
+    authentication gets an error.
+    """
     if session.gate is None:
         raise RefusedError(_NO_PASSWORD)
     try:
@@ -91,19 +93,19 @@ def _authenticate(session: Session, token: bytes, user: bytes) -> None:
 
 
 def accepted(session: Session, arguments: Arguments) -> Outcome:
-    """Answer OK, and change nothing."""
+    """Reply with OK, and change nothing."""
     return wire.OK
 
 
 def select(session: Session, arguments: Arguments) -> Outcome:
-    """Choose the only database that there is."""
+    """Select database 0, the only one."""
     if integer(arguments[1]):
         raise RefusedError("ERR SELECT is not allowed in cluster mode")
     return wire.OK
 
 
 def flush(session: Session, arguments: Arguments) -> Outcome:
-    """Delete all keys of the keyspace, whichever nodes lead them: an overwrite with nothing."""
+    """Delete all keys of the keyspace, on all nodes."""
     if len(arguments) > 2 or [o for o in arguments[1:] if o.upper() not in (b"ASYNC", b"SYNC")]:
         raise RefusedError(SYNTAX)
     session.caller.check_prefix(Action.LOAD, session.served.keyspace_id, b"")
@@ -118,7 +120,7 @@ async def _flush(session: Session, name: str) -> bytes:
 
 
 def reset(session: Session, arguments: Arguments) -> Outcome:
-    """Forget what the connection has said of itself, a token too."""
+    """Reset the connection's state, including its authentication by token."""
     session.forget()
     session.forget_transaction()
     session.name, session.resp3 = b"", False
@@ -130,7 +132,7 @@ def reset(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _checked_name(name: bytes) -> bytes:
-    """Return a client's name, if it can stand in a list."""
+    """Check a client's name, which must fit into CLIENT LIST."""
     if len(name) > _NAME_BYTES_MAX or any(not 33 <= byte <= 126 for byte in name):
         raise RefusedError(
             "ERR Client names cannot contain spaces, newlines or special characters."
@@ -175,8 +177,8 @@ def _client_info(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _switched(session: Session, arguments: Arguments) -> Outcome:
-    """Answer OK to ``CLIENT NO-EVICT`` and ``NO-TOUCH``, and change nothing: nothing is evicted
-    here.
+    """Reply with OK to ``CLIENT NO-EVICT`` and ``NO-TOUCH``. They change nothing, since this server
+    evicts nothing.
     """
     if arguments[2].upper() not in (b"ON", b"OFF"):
         raise RefusedError(SYNTAX)
@@ -185,7 +187,7 @@ def _switched(session: Session, arguments: Arguments) -> Outcome:
 
 def _reply(session: Session, arguments: Arguments) -> Outcome:
     if arguments[2].upper() != b"ON":
-        raise RefusedError("ERR replies cannot be left out")
+        raise RefusedError("ERR replies cannot be turned off")
     return wire.OK
 
 

@@ -1,4 +1,4 @@
-"""The description of one command, and of its subcommands. ``table`` has all of them."""
+"""The specification of a command and its subcommands. The module ``table`` has all commands."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from koinon_proto.contract.access import Action
 from koinon_proto.server.requests import Method
 
 Handler = Callable[[Session, Arguments], Outcome]
-"""Checks a command's arguments; a KoinonError that it raises is the reply, in the command's
-dialect (``error_replies``).
+"""Checks a command's arguments and returns the outcome. If it raises a KoinonError, the reply is
+that error in the command's format (``error_replies``).
 """
 Needs = tuple[Action, ...]
-_COUNT_DIGITS = 10  # no command has so many arguments
+_COUNT_DIGITS = 10  # of a count of keys; a command has fewer arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One command. ``arity`` counts the name too; negative: at least so many words."""
+    """One command. ``arity`` counts the words including the name; negative: at least so many."""
 
     name: str
     arity: int
@@ -30,36 +30,36 @@ class Spec:
     summary: str
     method: Method  # counts and times its requests
     needs: Needs = ()
-    """The actions that a user needs on each key of the command or, if it names none, on some key of
-    the connection's keyspace. Empty: everybody may send it, or its handler checks the caller."""
+    """The actions that a user needs on each key of the command or, without keys, on some key of the
+    connection's keyspace. Empty: everybody may send it, or its handler checks the caller."""
     flags: frozenset[str] = frozenset()
     keys: tuple[int, int, int] = (0, 0, 0)
-    """The places of the keys: first, last (-1: the last argument), step. First 0: none."""
+    """The positions of the keys: first, last (-1: the last argument), step. First 0: no keys."""
     counts_keys: bool = False
     """The second argument is the number of keys, and they follow it."""
     is_about_all_keys: bool = False
-    """The command goes through a keyspace without naming keys."""
+    """The command reads or writes a whole keyspace without naming keys."""
     tips: tuple[str, ...] = ()
-    """The nodes that clients of a cluster ask, and how they join the answers, in Redis's words."""
+    """Redis's command tips: which nodes a cluster's client asks, and how it joins the replies."""
 
     @property
     def is_own(self) -> bool:
-        """True if it is a command of Koinon's own clients, who understand whole errors."""
+        """True for a command of Koinon's own clients, whose error replies carry typed errors."""
         return self.name.startswith("KOINON.")
 
     @property
     def fail(self) -> error_replies.Fail:
-        """The function that makes a reply of an error."""
+        """The function that formats an error as a reply."""
         return error_replies.own if self.is_own else error_replies.guest
 
     @property
     def is_about_keys(self) -> bool:
-        """True if it is about keys of a keyspace: those that it names, or all."""
+        """True if the command concerns keys of a keyspace: named ones, or all."""
         return self.names_keys or self.is_about_all_keys
 
     @property
     def names_keys(self) -> bool:
-        """True if there are keys among its arguments."""
+        """True if the command has keys among its arguments."""
         return self.counts_keys or bool(self.keys[0])
 
     def keys_in(self, arguments: Arguments) -> Arguments:
@@ -72,7 +72,7 @@ class Spec:
         return arguments[first : last + 1 or None : step] if first else []
 
     def takes(self, arguments: int) -> bool:
-        """Return whether it may have so many arguments, its name included."""
+        """Return whether the command may have so many words, including its name."""
         return arguments == self.arity if self.arity > 0 else arguments >= -self.arity
 
 
@@ -81,18 +81,18 @@ COMMANDS: dict[bytes, Spec] = {}
 
 
 def find(name: bytes) -> Spec | None:
-    """Return the command of this name, in letters of any case."""
+    """Return the command with this name, in letters of any case."""
     return COMMANDS.get(name) or COMMANDS.get(name.upper())
 
 
 Subcommands = Mapping[bytes, tuple[int, Handler]]
-"""By name, in capital letters: with how many arguments each is called, the two names included
-(negative: at least so many), and its handler.
+"""By name, in capital letters: the number of words including the two names (negative: at least so
+many), and the handler.
 """
 
 
 def subcommands(table: Subcommands) -> Handler:
-    """Return the handler of a command whose second word names one of these subcommands."""
+    """Build the handler of a command whose second word names one of these subcommands."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         command_name = arguments[0].decode("ascii").lower()
@@ -108,5 +108,5 @@ def subcommands(table: Subcommands) -> Handler:
 
 
 def wrong_number(command: str) -> RefusedError:
-    """Build Redis's error for a command with another number of arguments."""
+    """Build Redis's error for a wrong number of arguments."""
     return RefusedError(f"ERR wrong number of arguments for '{command}' command")

@@ -52,7 +52,7 @@ from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
 
 
 def reads_one(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
-    """Return the handler of a command whose first argument is the key that it reads."""
+    """Build the handler of a command that reads the key in its first argument."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         check_key(arguments[1])
@@ -62,18 +62,20 @@ def reads_one(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
 
 
 def reads_all(reply: Callable[[Sequence[Encoded]], bytes]) -> Handler:
-    """Return the handler of a command whose arguments are the keys that it reads."""
+    """Build the handler of a command whose arguments are all keys to read."""
     return lambda session, arguments: Read(keys_of_one_slot(arguments[1:]), reply)
 
 
 def update_of(key: bytes, update: Update, reply: Callable[[Sequence[Written]], bytes]) -> Outcome:
-    """Return the outcome of a command that updates one record."""
+    """Build the outcome of a command that updates one record."""
     check_key(key)
     return Write((Row(key, update=update),), reply)
 
 
 def getrange(session: Session, arguments: Arguments) -> Outcome:
-    """Read the bytes from one place to another, both included; negative: from the value's end."""
+    """Read the bytes from one offset to another, both included; negative offsets count from the
+    end.
+    """
     _, key, start, end = arguments
     check_key(key)
     return Read((key,), partial(_part, integer(start), integer(end)))
@@ -91,7 +93,7 @@ def _part(start: int, end: int, found: Sequence[Encoded]) -> bytes:
 
 
 def set_(session: Session, arguments: Arguments) -> Outcome:
-    """Write a value, with all of Redis's options."""
+    """Write a value, with the options of Redis."""
     _, key, value, *rest = arguments
     _check(session, key, value)
     if not rest:
@@ -111,7 +113,7 @@ def set_(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _condition(flags: Mapping[bytes, bytes]) -> RecordIf:
-    """Return the condition that these options of SET or DELEX set on the record."""
+    """Return the condition on the record that these options of SET or DELEX give."""
     if b"NX" in flags:
         return RecordIf(Presence.ABSENT)
     if b"XX" in flags:
@@ -123,7 +125,7 @@ def _condition(flags: Mapping[bytes, bytes]) -> RecordIf:
 
 
 def assigns(only_if: RecordIf, reply: Callable[[Sequence[Written]], bytes]) -> Handler:
-    """Return the handler of GETSET or SETNX: key and value are the arguments."""
+    """Build the handler of GETSET or SETNX, whose arguments are a key and a value."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         _, key, value = arguments
@@ -136,7 +138,7 @@ def assigns(only_if: RecordIf, reply: Callable[[Sequence[Written]], bytes]) -> H
 
 
 def sets_until(name: str, unit_ms: int) -> Handler:
-    """Return the handler of SETEX or PSETEX."""
+    """Build the handler of SETEX or PSETEX."""
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         _, key, number, value = arguments
@@ -189,13 +191,13 @@ def _unnamed_ttl_ms(session: Session) -> int:
 
 
 def delex(session: Session, arguments: Arguments) -> Outcome:
-    """Delete a record if its value is, or is not, the given one (Redis 8.4)."""
+    """Delete a record if its value equals, or does not equal, the given one (Redis 8.4)."""
     options = Options(arguments[2:], b"IFEQ", b"IFNE")
     return update_of(arguments[1], RemoveIf(_condition(options.flags)), replies.one_if_written)
 
 
 def delifeq(session: Session, arguments: Arguments) -> Outcome:
-    """Delete a record if its value is the given one (Valkey 9)."""
+    """Delete a record if its value equals the given one (Valkey 9)."""
     _, key, value = arguments
     return update_of(key, RemoveIf(RecordIf(value=value)), replies.one_if_written)
 
@@ -206,7 +208,7 @@ def getdel(session: Session, arguments: Arguments) -> Outcome:
 
 
 def getex(session: Session, arguments: Arguments) -> Outcome:
-    """Read a value and change when it expires."""
+    """Read a value and change its expiry."""
     key = arguments[1]
     check_key(key)
     now_ms = session.service.now_ms()
@@ -214,14 +216,14 @@ def getex(session: Session, arguments: Arguments) -> Outcome:
     try:
         expiry = options.expiry("getex", now_ms) or KEEP
         check_expiry(session.served.keyspace(), expiry, now_ms)
-    except RefusedError as error:  # Redis looks for the key first, and then at the expiry
+    except RefusedError as error:  # Redis checks the key first, and then the expiry
         reason = wire.error(error.reason)
         return Read((key,), lambda found: wire.NIL if found[0] is None else reason)
     return update_of(key, GetAndExpire(expiry), replies.result_of)
 
 
 def append(session: Session, arguments: Arguments) -> Outcome:
-    """Append to a value; reply with its length then."""
+    """Append to a value; reply with its new length."""
     _, key, value = arguments
     _check(session, key, value)
     limit = session.served.keyspace().max_value_bytes
@@ -229,7 +231,7 @@ def append(session: Session, arguments: Arguments) -> Outcome:
 
 
 def setrange(session: Session, arguments: Arguments) -> Outcome:
-    """Overwrite a value from a byte on; reply with its length then."""
+    """Overwrite a value from an offset on; reply with its new length."""
     _, key, start, value = arguments
     check_key(key)
     offset = integer(start)
@@ -241,7 +243,9 @@ def setrange(session: Session, arguments: Arguments) -> Outcome:
 
 
 def increments(sign: int, *, by_argument: bool) -> Handler:
-    """Return the handler of INCR, DECR, INCRBY or DECRBY; without an argument they add ``sign``."""
+    """Build the handler of INCR, DECR, INCRBY or DECRBY. Without an argument the command adds
+    ``sign``.
+    """
 
     def handler(session: Session, arguments: Arguments) -> Outcome:
         by = integer(arguments[2]) if by_argument else 1
@@ -254,7 +258,7 @@ def increments(sign: int, *, by_argument: bool) -> Handler:
 
 
 def incrbyfloat(session: Session, arguments: Arguments) -> Outcome:
-    """Add to a decimal number."""
+    """Add a decimal number to a value."""
     check_key(arguments[1])
     by = parse_decimal(arguments[2])
     update = IncrementDecimal(by, _unnamed_ttl_ms(session))

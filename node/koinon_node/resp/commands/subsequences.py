@@ -1,7 +1,7 @@
 """LCS: the longest common subsequence of two values.
 
-Rows of the table of lengths are numbers, one bit a character (Hyyrö, "Bit-parallel LCS-length
-computation revisited", 2004): a row costs some operations on long integers.
+Each row of the table of lengths is a number with one bit per character (Hyyrö, "Bit-parallel
+LCS-length computation revisited", 2004): a row costs a few operations on long integers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from koinon_node.resp.outcomes import Arguments, Encoded, Outcome, Read
 from koinon_node.resp.session import Session
 
 _CELLS_MAX = 4_000_000
-"""Of both values\' lengths, multiplied: the time that a node takes for it, and nothing else."""
+"""The greatest product of both lengths: the computation blocks the node's event loop."""
 _FIRST_BYTES_MAX = 16 * 1024
-"""Of the first value: each step back through the table costs as much as that value is long."""
+"""The most bytes of the first value: each step back through the table costs time by its length."""
 Match = tuple[int, int]
 
 
@@ -47,8 +47,8 @@ def _values(found: Sequence[Encoded]) -> list[bytes]:
 
 
 def _work(found: Sequence[Encoded]) -> int:
-    """Return the bytes that take as long to copy, about: each step, of which there are as many as
-    bytes in both values, handles numbers of as many bits as the first value has bytes.
+    """Return the cost of the computation, as bytes whose copying takes as long. There are as many
+    steps as bytes in both values; each handles numbers with one bit per byte of the first value.
     """
     first, second = map(len, _values(found))
     return (first + second) * (first // 32 + 64)
@@ -81,12 +81,12 @@ def _reply(resp3: bool, flags: set[bytes], shortest: int, found: Sequence[Encode
 
 
 def _matches(a: bytes, b: bytes) -> list[Match]:
-    """Return the places in both of what they have in common, in their order."""
+    """Return the pairs of positions of a longest common subsequence, in order."""
     places: dict[int, int] = {}
     for at, byte in enumerate(a):
         places[byte] = places.get(byte, 0) | 1 << at
     mask = (1 << len(a)) - 1
-    rows = [mask]  # after each byte of b: a zero where the length rises along a
+    rows = [mask]  # after each byte of b: a zero bit where the length rises along a
     for byte in b:
         row, fits = rows[-1], rows[-1] & places.get(byte, 0)
         rows.append(((row + fits) | (row - fits)) & mask)
@@ -108,7 +108,7 @@ def _length(row: int, i: int) -> int:
 
 
 def _runs(matches: Sequence[Match]) -> list[tuple[Match, int]]:
-    """Return the last match and the length of each run of neighbours."""
+    """Return each run of adjacent matches: its last match, and its length."""
     if not matches:
         return []
     runs = [(matches[0], 1)]

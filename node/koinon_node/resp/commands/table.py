@@ -1,9 +1,9 @@
-"""The table of commands: COMMAND, the checks of arguments and rights, metrics and the audit log are
-made of it.
+"""The table of commands. COMMAND, the checks of arguments and rights, metrics and the audit log use
+it.
 
-A row has the name, the number of words (negative: at least so many), the handler, the places of the
-keys, the actions that a user needs on them, Redis's flags and, for a handler that a factory makes,
-the summary.
+A row has the name, the number of words (negative: at least so many), the handler, the positions of
+the keys, the actions that a user needs on them, Redis's flags and, for a handler that a factory
+builds, the summary.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _AFTER, _AT = ExpiryKind.AFTER, ExpiryKind.AT
 _ABOUT_ALL_KEYS = (
     *("DBSIZE", "FLUSHALL", "FLUSHDB", "KEYS", "KOINON.GETMANY", "KOINON.SCAN", "SCAN"),
 )
-"""Commands on a keyspace without keys among their words; the audit log names it."""
+"""Commands on a keyspace without keys among their words; the audit log names the keyspace."""
 _TIPS = {
     "DBSIZE": ("request_policy:all_shards", "response_policy:agg_sum"),
     "DEL": ("request_policy:multi_shard", "response_policy:agg_sum"),
@@ -72,7 +72,7 @@ def _spec(
     flags: str,
     summary: str = "",
 ) -> Spec:
-    """Return one row; a handler that is no factory's product has its summary as its docstring."""
+    """Build one row. The summary of a handler that no factory built is its docstring."""
     return Spec(
         name=name,
         arity=arity,
@@ -96,14 +96,14 @@ ALL: tuple[Spec, ...] = (
     _spec("MGET", -2, strings.reads_all(replies.values_or_nils), _ALL, _READ, "readonly fast",
           "Read values."),
     _spec("STRLEN", 2, strings.reads_one(replies.length_of), _FIRST, _READ, "readonly fast",
-          "Tell how long a value is."),
+          "Return the length of a value."),
     _spec("GETRANGE", 4, strings.getrange, _FIRST, _READ, "readonly"),
     _spec("SUBSTR", 4, strings.getrange, _FIRST, _READ, "readonly"),
     _spec("SET", -3, strings.set_, _FIRST, _WRITE, "write denyoom"),
     _spec("GETSET", 3, strings.assigns(ANY_RECORD, replies.value_before), _FIRST, _BOTH, _UPDATE,
-          "Write a value; answer with the one before."),
+          "Write a value; return the value before."),
     _spec("SETNX", 3, strings.assigns(_ABSENT, replies.one_if_written), _FIRST, _WRITE, _UPDATE,
-          "Write a value where there is none."),
+          "Write a value if the key has none."),
     _spec("SETEX", 4, strings.sets_until("setex", 1_000), _FIRST, _WRITE, "write denyoom",
           "Write a value that expires after so many seconds."),
     _spec("PSETEX", 4, strings.sets_until("psetex", 1), _FIRST, _WRITE, "write denyoom",
@@ -140,32 +140,32 @@ ALL: tuple[Spec, ...] = (
     _spec("TOUCH", -2, strings.reads_all(replies.count_found), _ALL, _READ, "readonly fast",
           "Say how many of the keys are there."),
     _spec("TYPE", 2, strings.reads_one(replies.type_of), _FIRST, _READ, "readonly fast",
-          "Say of which type a value is: there is only one."),
+          "Return the type of a value: always string."),
     _spec("OBJECT", -2, keys.object_, _SECOND, _READ, "readonly",
-          "Tell how a value is held: as Redis would, since clients and their tests ask."),
+          "Return properties of a value's encoding, as Redis does."),
     _spec("RENAME", 3, keys.renames(wire.OK, replaced=True), _TWO, _BOTH, "write",
-          "Give a record another key, in place of what is there."),
+          "Rename a key, replacing a record of the new name."),
     _spec("RENAMENX", 3, keys.renames(wire.ONE, replaced=False), _TWO, _BOTH, "write fast",
-          "Give a record another key, where there is none."),
+          "Rename a key if the new name has no record."),
     _spec("COPY", -3, keys.copy, _TWO, _BOTH, "write denyoom"),
     _spec("TTL", 2, keys.tells_expiry(1_000, is_left=True), _FIRST, _READ, "readonly fast",
-          "Tell in how many seconds a record expires."),
+          "Return the seconds until a record expires."),
     _spec("PTTL", 2, keys.tells_expiry(1, is_left=True), _FIRST, _READ, "readonly fast",
-          "Tell in how many milliseconds a record expires."),
+          "Return the milliseconds until a record expires."),
     _spec("EXPIRETIME", 2, keys.tells_expiry(1_000, is_left=False), _FIRST, _READ, "readonly fast",
-          "Tell the Unix time, in seconds, at which a record expires."),
+          "Return the expiry of a record as Unix time in seconds."),
     _spec("PEXPIRETIME", 2, keys.tells_expiry(1, is_left=False), _FIRST, _READ, "readonly fast",
-          "Tell the Unix time, in milliseconds, at which a record expires."),
+          "Return the expiry of a record as Unix time in milliseconds."),
     _spec("EXPIRE", -3, keys.expires("expire", _AFTER, 1_000), _FIRST, _WRITE, "write fast",
-          "Have a record expire after so many seconds."),
+          "Let a record expire after so many seconds."),
     _spec("PEXPIRE", -3, keys.expires("pexpire", _AFTER, 1), _FIRST, _WRITE, "write fast",
-          "Have a record expire after so many milliseconds."),
+          "Let a record expire after so many milliseconds."),
     _spec("EXPIREAT", -3, keys.expires("expireat", _AT, 1_000), _FIRST, _WRITE, "write fast",
-          "Have a record expire at a Unix time in seconds."),
+          "Let a record expire at a Unix time in seconds."),
     _spec("PEXPIREAT", -3, keys.expires("pexpireat", _AT, 1), _FIRST, _WRITE, "write fast",
-          "Have a record expire at a Unix time in milliseconds."),
+          "Let a record expire at a Unix time in milliseconds."),
     _spec("PERSIST", 2, keys.persist, _FIRST, _WRITE, "write fast"),
-    # --- many keys; the handlers check the caller's leave for the prefix
+    # --- many keys; the handlers check the caller's right to the prefix
     _spec("SCAN", -2, scans.scan, _NONE, _SCAN, "readonly"),
     _spec("KEYS", 2, scans.keys, _NONE, _SCAN, "readonly"),
     _spec("DBSIZE", 1, scans.dbsize, _NONE, _ANY, "readonly"),
@@ -180,7 +180,7 @@ ALL: tuple[Spec, ...] = (
     _spec("EVAL", -3, scripting.eval_, _COUNTED, _BOTH, "noscript movablekeys"),
     _spec("EVALSHA", -3, scripting.evalsha, _COUNTED, _BOTH, "noscript movablekeys"),
     _spec("SCRIPT", -2, scripting.script, _NONE, _ANY, "noscript",
-          "Keep scripts for EVALSHA, ask for them, or forget them."),
+          "Load, look up or forget scripts for EVALSHA."),
     # --- the connection, the server and the cluster
     _spec("PING", -1, server.ping, _NONE, _ANY, "fast"),
     _spec("ECHO", 2, server.echo, _NONE, _ANY, "fast"),
@@ -195,7 +195,7 @@ ALL: tuple[Spec, ...] = (
     _spec("SLOWLOG", -2, info.slowlog, _NONE, _ANY, ""),
     _spec("COMMAND", -1, introspection.command, _NONE, _ANY, ""),
     _spec("CONFIG", -2, introspection.config, _NONE, _ANY, "",
-          "Tell how the server is configured."),
+          "Return settings of the server."),
     _spec("CLUSTER", -2, cluster.cluster, _NONE, _ANY, "", "Tell where the slots are."),
     _spec("READONLY", 1, server.accepted, _NONE, _ANY, "fast",
           "Answer OK: reads go to primaries in any case."),
@@ -211,13 +211,13 @@ ALL: tuple[Spec, ...] = (
     _spec("KOINON.ENTRY", -3, own.reads(own.entry_or_nil), _FIRST, _READ, "readonly fast",
           "Read a value with its version and its expiry."),
     _spec("KOINON.EXISTS", -3, own.reads(replies.count_found), _FIRST, _READ, "readonly fast",
-          "Say whether there is a record."),
+          "Return whether a key has a record."),
     _spec("KOINON.PUT", -7, own.put, _FIRST, _WRITE, "write"),
     _spec("KOINON.DELETE", -5, own.delete, _FIRST, _WRITE, "write"),
     _spec("KOINON.INCREMENT", -6, own.increment, _FIRST, _BOTH, "write", "Add to an integer."),
     _spec("KOINON.TOUCH", -5, own.touch, _FIRST, _WRITE, "write", "Change when a record expires."),
     _spec("KOINON.GETORPUT", -6, own.get_or_put, _FIRST, _BOTH, "write",
-          "Read a record, or make it."),
+          "Read a record, or create it."),
     _spec("KOINON.GETMANY", -2, own.get_many, _NONE, _READ, "readonly"),
     _spec("KOINON.SCAN", -2, own.scan, _NONE, _SCAN, "readonly"),
     _spec("KOINON.PASSED", -3, passed.passed, _NONE, _ANY, "admin"),

@@ -1,11 +1,11 @@
 """MULTI, EXEC, DISCARD, WATCH, UNWATCH: a transaction of Redis is an atomic batch.
 
-What comes after MULTI is checked as far as it can be (name, number of arguments, leave, whether
-this node serves the keys) and queued. EXEC makes one batch of all of it (core/atomic_batch.py):
-checks of the versions that WATCH has found, then reads and writes in their order, each over what
-those before it have left. As in Redis a command that is refused when it is queued spoils the
-transaction; one that fails when it is carried out has its error in its place, and the others take
-place. No client sees a part of it, whatever crashes.
+Commands after MULTI are checked as far as possible (name, number of arguments, rights, whether this
+node serves the keys) and queued. EXEC builds one batch of all of them
+(core/writes/atomic_batch.py): checks of the versions that WATCH read, then the reads and writes in
+their order, each on the result of the ones before. As in Redis a command that is refused when it is
+queued makes EXEC fail; a command that fails during EXEC replies with its error, and the others take
+effect. No client sees a part of a transaction, whichever process crashes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import CheckFailedError, KoinonError, NotPrimaryError
 
 AT_ONCE: Final = frozenset(("MULTI", "EXEC", "DISCARD", "WATCH", "QUIT", "RESET"))
-"""Carried out also after MULTI, never queued."""
+"""Commands that are executed at once even after MULTI."""
 _WITHOUT_KEYS: Final = frozenset(
     ("DBSIZE", "ECHO", "KEYS", "PING", "SCAN", "SELECT", "TIME", "UNWATCH")
 )
-"""The commands that may be queued beside those that have keys."""
+"""The commands without keys that may be queued."""
 Queued = bytes | Read | Write | Jointly
 Scan = Coroutine[Any, Any, bytes]
 _QUEUED: Final = wire.simple("QUEUED")
@@ -49,7 +49,7 @@ _LOOK: Final = Look()
 
 
 def multi(session: Session, arguments: Arguments) -> Outcome:
-    """Queue what follows, until EXEC."""
+    """Queue the following commands until EXEC."""
     if session.transaction is not None:
         raise RefusedError("ERR MULTI calls can not be nested")
     session.transaction = Transaction()
@@ -57,7 +57,7 @@ def multi(session: Session, arguments: Arguments) -> Outcome:
 
 
 def discard(session: Session, arguments: Arguments) -> Outcome:
-    """Forget what is queued, and watched."""
+    """Drop the queued commands and the watched keys."""
     if session.transaction is None:
         return wire.error("ERR DISCARD without MULTI")
     session.forget_transaction()
@@ -65,13 +65,13 @@ def discard(session: Session, arguments: Arguments) -> Outcome:
 
 
 def unwatch(session: Session, arguments: Arguments) -> Outcome:
-    """Forget what is watched."""
+    """Forget the watched keys."""
     session.watched = {}
     return wire.OK
 
 
 def watch(session: Session, arguments: Arguments) -> Outcome:
-    """Have EXEC carry out nothing if one of these keys has been written to."""
+    """Have EXEC execute nothing if one of these keys was written in between."""
     if session.transaction is not None:
         raise RefusedError("ERR WATCH inside MULTI is not allowed")
     keys = keys_of_one_slot(arguments[1:])
@@ -81,7 +81,9 @@ def watch(session: Session, arguments: Arguments) -> Outcome:
 
 
 async def _watch(session: Session, keys: Sequence[bytes]) -> bytes:
-    """No ``Read``, which others join: what comes after WATCH must be read after it."""
+    """Read the versions of the keys. This is no ``Read``, which the connection may join with
+    others: commands after WATCH must read after it.
+    """
     watched = session.watched
 
     def note(found: Sequence[Encoded]) -> bytes:
@@ -106,7 +108,7 @@ def queue(session: Session, transaction: Transaction, spec: Spec, arguments: Arg
     """Queue a command.
 
     Raises:
-        KoinonError: it cannot be part of a transaction, or not here.
+        KoinonError: the command cannot be part of a transaction, or its keys are not served here.
     """
     if not may_be_queued(spec):
         raise RefusedError(f"ERR {spec.name} is not allowed inside a transaction")
@@ -118,7 +120,7 @@ def queue(session: Session, transaction: Transaction, spec: Spec, arguments: Arg
 
 
 def may_be_queued(spec: Spec) -> bool:
-    """Return whether the command can be part of a transaction."""
+    """Return whether the command may be part of a transaction."""
     return (
         spec.name not in AT_ONCE
         and not spec.is_own
@@ -126,11 +128,11 @@ def may_be_queued(spec: Spec) -> bool:
     )
 
 
-# --- carrying out ------------------------------------------------------------------------------
+# --- execution ---------------------------------------------------------------------------------
 
 
 def exec_(session: Session, arguments: Arguments) -> Outcome:
-    """Carry out what is queued, in one step."""
+    """Execute the queued commands atomically."""
     transaction, watched = session.transaction, session.watched
     if transaction is None:
         return wire.error("ERR EXEC without MULTI")
@@ -141,7 +143,7 @@ def exec_(session: Session, arguments: Arguments) -> Outcome:
 
 
 def carried_out_for(acting: Session, transaction: Transaction) -> Scan:
-    """Return the work of carrying out a transaction that another node has passed on."""
+    """Return the execution, as a coroutine, of a transaction that another node has passed on."""
     return _carry_out(acting, transaction, {})
 
 
@@ -200,9 +202,11 @@ async def _replies(
 
 
 def _outcome(session: Session, spec: Spec, arguments: Arguments) -> Queued | Scan:
-    """Return what a queued command comes to, looked at now; its reply, if it is refused."""
+    """Return the outcome of a queued command, checked again now; the error reply if it is
+    refused.
+    """
     try:
-        if session.gate is not None:  # leave may have been taken since
+        if session.gate is not None:  # rights may have been taken away since it was queued
             session.check_known()
             rules.check(spec, arguments, session)
         outcome = spec.handler(session, arguments)
@@ -210,12 +214,12 @@ def _outcome(session: Session, spec: Spec, arguments: Arguments) -> Queued | Sca
         request_id, outcome_name = request_ids.fresh(), error_replies.outcome_of(error)
         accounting.audit(session, spec, outcome=outcome_name, request_id=request_id, error=error)
         return spec.fail(error, request_id, "")
-    assert not isinstance(outcome, Call | Switch), "no such command is queued"
+    assert not isinstance(outcome, Call | Switch), "no command with such an outcome is queued"
     return outcome
 
 
 def _reply(spec: Spec, outcome: Queued, left: Iterator[Result]) -> bytes:
-    """Return the reply of a command; take the results of its steps."""
+    """Build the reply of a command from the results of its steps, which it takes from ``left``."""
     if isinstance(outcome, bytes):
         return outcome
     if isinstance(outcome, Read):
@@ -236,8 +240,8 @@ def _reply(spec: Spec, outcome: Queued, left: Iterator[Result]) -> bytes:
 
 
 async def _scanned(spec: Spec, scan: Scan) -> bytes:
-    """Return the reply of a command that goes through many keys: right after the batch, of which
-    it is no part.
+    """Return the reply of a command on many keys, which runs right after the batch and not
+    atomically with it.
     """
     try:
         return await scan
@@ -246,10 +250,11 @@ async def _scanned(spec: Spec, scan: Scan) -> bytes:
 
 
 async def carried_out(session: Session, jointly: Jointly) -> bytes:
-    """Carry out an operation on several keys by itself; return its reply.
+    """Execute a single operation on several keys atomically; return its reply.
 
     Raises:
-        KoinonError: nothing was written, or it is of unknown fate.
+        UnknownFateError: the operation may have been executed.
+        KoinonError: the operation had no effect.
     """
     session.served.check_one_slot(jointly.keys)
     result, *_ = await session.service.commit(session.served, jointly.keys, jointly.steps)

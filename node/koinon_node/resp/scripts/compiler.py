@@ -1,11 +1,11 @@
-"""Compiles a part of Lua 5.1 to Python closures: what scripts for locks and limits need.
+"""Compiles a subset of Lua 5.1 to Python closures: enough for scripts of locks and rate limits.
 
-There are locals, ``if``, ``while``, both kinds of ``for`` (over ``ipairs`` and ``pairs``),
-``return``, ``break``, calls, tables and all operators. There are no functions, methods, ``repeat``
-and patterns of strings: a script that uses one is refused before anything is done.
+The subset has locals, ``if``, ``while``, both kinds of ``for`` (over ``ipairs`` and ``pairs``),
+``return``, ``break``, calls, tables and all operators. It has no functions, methods, ``repeat`` or
+string patterns: a script that uses one is refused before it runs.
 
-Each operation takes steps from a budget, more where it handles long strings, and the depth of a
-script is bounded: no script can hold a node up. Pure.
+Each operation takes steps from a budget, more for long strings, and the nesting of a script is
+bounded: no script can block a node. Pure.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Frame:
         self.steps_left = STEPS_MAX
 
     def take(self, size: int = 0) -> None:
-        """Take a step, and more for so many bytes.
+        """Take a step, and more for an operation on ``size`` bytes.
 
         Raises:
-            LuaError: none is left.
+            LuaError: the budget is used up.
         """
         self.steps_left -= 1 + size // _STEP_BYTES
         if self.steps_left < 0:
@@ -92,7 +92,7 @@ Statement = Callable[[Frame], object]
 
 
 class Script(NamedTuple):
-    """A script that can be run."""
+    """A compiled script."""
 
     body: Statement
     size: int
@@ -101,13 +101,13 @@ class Script(NamedTuple):
         """Run the script with these globals; return what it returns.
 
         Raises:
-            LuaError: it failed.
+            LuaError: the script failed.
         """
         try:
             ended = self.body(Frame(self.size, names))
         except RecursionError:
             raise LuaError(b"an expression of the script is too long") from None
-        except (ArithmeticError, TypeError, ValueError) as error:  # of arguments that cannot be
+        except (ArithmeticError, TypeError, ValueError) as error:  # from invalid arguments
             raise LuaError(f"bad argument: {error}".encode()) from None
         return ended.value if isinstance(ended, Returned) else None
 
@@ -116,7 +116,7 @@ def compiled(source: bytes) -> Script:
     """Compile a script.
 
     Raises:
-        LuaError: it is no Lua, or has what is not there.
+        LuaError: the source is not Lua, or uses a feature outside the subset.
     """
     if len(source) > SCRIPT_BYTES_MAX:
         raise LuaError(b"a script has %d bytes at most" % SCRIPT_BYTES_MAX)
@@ -173,14 +173,16 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 
 
 class _Compiler:
-    """A parser of recursive descent. ``scope`` maps the names of locals to their places."""
+    """A recursive-descent parser. ``scope`` maps the names of locals to their slots in the
+    frame.
+    """
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
         self._at = 0
         self._depth = 0
         self._loops = 0
-        self.size = 0  # places for locals
+        self.size = 0  # slots for locals
 
     # --- tokens ----------------------------------------------------------------------------
 
@@ -198,27 +200,27 @@ class _Compiler:
 
     def _expect(self, text: str) -> None:
         if not self._taken(text):
-            raise self._wrong(f"'{text}' expected near")
+            raise self._error(f"'{text}' expected near")
 
     def _name(self) -> str:
         token = self._next
         if token.kind != "name":
-            raise self._wrong("name expected near")
+            raise self._error("name expected near")
         self._at += 1
         return token.text
 
-    def _wrong(self, what: str) -> LuaError:
+    def _error(self, what: str) -> LuaError:
         return LuaError(f"user_script:{self._next.line}: {what} '{self._next.text}'".encode())
 
     def _deeper(self, by: int) -> None:
         self._depth += by
         if self._depth > _DEPTH_MAX:
-            raise self._wrong(f"more than {_DEPTH_MAX} levels at")
+            raise self._error(f"more than {_DEPTH_MAX} levels at")
 
     # --- statements ------------------------------------------------------------------------
 
     def block(self, scope: dict[str, int], ends: Sequence[str]) -> Statement:
-        """Compile statements up to one of these words, which is left; '': up to the end."""
+        """Compile statements up to, and without, one of these words; '': up to the end."""
         self._deeper(1)
         scope = dict(scope)
         statements: list[Statement] = []
@@ -229,7 +231,7 @@ class _Compiler:
             if is_last:
                 break
         if not (self._is(*ends) or (ends == ("",) and not self._next.kind)):
-            raise self._wrong("unexpected symbol near")
+            raise self._error("unexpected symbol near")
         self._deeper(-1)
 
         def run(frame: Frame) -> object:
@@ -266,7 +268,7 @@ class _Compiler:
             self._at += 1
             return lambda _: _BREAK
         if self._next.kind == "keyword":
-            raise self._wrong("not a part of the Lua that is run here:")
+            raise self._error("not in the subset of Lua that this server runs:")
         return self._call_or_assignment(scope)
 
     def _local(self, scope: dict[str, int]) -> Statement:
@@ -291,10 +293,10 @@ class _Compiler:
         if not self._is("=", ","):
             last = self._tokens[self._at - 1]
             if last.text != ")" and last.kind != "string":  # no call
-                raise self._wrong("unexpected symbol near")
+                raise self._error("unexpected symbol near")
             return lambda frame: (target(frame), None)[1]
         if self._is(",") or self._at > start + 1 or name not in scope:
-            raise self._wrong("only a local variable can be assigned to, and one at a time, near")
+            raise self._error("only a local variable can be assigned to, and one at a time, near")
         self._expect("=")
         place, value = scope[name], self._expression(scope)
 
@@ -357,7 +359,7 @@ class _Compiler:
             bounds = self._expressions(scope)
             rows = _counted(bounds)
             if not 2 <= len(bounds) <= 3:
-                raise self._wrong("'for' limit expected near")
+                raise self._error("'for' limit expected near")
         else:
             self._expect("in")
             rows = _pairs(self._expression(scope))
@@ -407,7 +409,7 @@ class _Compiler:
         return _binary("^", base, self._unary(scope)) if self._taken("^") else base
 
     def _suffixed(self, scope: dict[str, int]) -> Expression:
-        """Compile a value with the indices and the arguments that follow it."""
+        """Compile a value with the indexes and arguments that follow it."""
         value = self._primary(scope)
         while True:
             callee = self._tokens[self._at - 1].text
@@ -467,7 +469,7 @@ class _Compiler:
             else:
                 values.append(self._expression(scope))
             if not self._is("}") and not self._taken(",", ";"):
-                raise self._wrong("'}' expected near")
+                raise self._error("'}' expected near")
 
         def run(frame: Frame) -> Value:
             frame.take()
@@ -478,7 +480,7 @@ class _Compiler:
         return run
 
 
-# --- what expressions do -----------------------------------------------------------------------
+# --- evaluation --------------------------------------------------------------------------------
 
 
 def _binary(operator: str, left: Expression, right: Expression) -> Expression:
@@ -550,7 +552,9 @@ def _index(of: Expression, by: Expression) -> Expression:
 
 
 def _called(function: Expression, arguments: Sequence[Expression], name: str) -> Expression:
-    """``name`` is the last word of the expression that is called, for the error."""
+    """Compile a call. ``name``, the last word of the called expression, is for the error
+    message.
+    """
 
     def run(frame: Frame) -> Value:
         called = function(frame)
@@ -577,12 +581,14 @@ def _counted(bounds: Sequence[Expression]) -> Callable[[Frame], Iterable[tuple[V
 
 
 def _pairs(of: Expression) -> Callable[[Frame], Iterable[tuple[Value, ...]]]:
-    """Return the rows of ``ipairs(x)`` or ``pairs(x)``, which are tables of (key, value) here."""
+    """Return the rows of ``ipairs(x)`` or ``pairs(x)``, which this implementation builds as tables
+    of (key, value).
+    """
 
     def rows(frame: Frame) -> Sequence[tuple[Value, ...]]:
         table = of(frame)
         if not isinstance(table, Table):
-            raise LuaError(b"only ipairs and pairs can be gone through")
+            raise LuaError(b"a for loop iterates over ipairs or pairs only")
         return [tuple(row.array()) for row in table.array() if isinstance(row, Table)]
 
     return rows

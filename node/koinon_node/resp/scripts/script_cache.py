@@ -14,18 +14,17 @@ NO_SCRIPT = "NOSCRIPT No matching script. Please use EVAL."
 
 
 class Scripts:
-    """The scripts that were sent lately, compiled, by their SHA1 in hexadecimal."""
+    """The recently used scripts, compiled, by their SHA1 in hexadecimal."""
 
     def __init__(self) -> None:
-        # The latest used is the last; each with its text.
+        # Compiled script and text, in the order of their last use.
         self._scripts: OrderedDict[bytes, tuple[Script, bytes]] = OrderedDict()
 
     def add(self, source: bytes) -> bytes:
-        """Keep a script, in place of the one that was not used for the longest time; return its
-        SHA1.
+        """Compile and keep a script, evicting the least recently used one; return its SHA1.
 
         Raises:
-            RefusedError: it cannot be compiled.
+            RefusedError: the script does not compile.
         """
         name = sha1(source, usedforsecurity=False).hexdigest().encode()
         if name not in self._scripts:
@@ -49,12 +48,12 @@ class Scripts:
         """Return the text of the script with this SHA1.
 
         Raises:
-            RefusedError: it is not kept.
+            RefusedError: the cache does not have it.
         """
         if (found := self._scripts.get(name.lower())) is None:
             raise RefusedError(NO_SCRIPT)
         return found[1]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all scripts."""
         self._scripts.clear()

@@ -1,8 +1,8 @@
-"""A script over the records of its keys: one step of an atomic batch.
+"""Runs a script on the records of its keys, as one step of an atomic batch.
 
-``redis.call`` carries out commands of the table of commands, as in a transaction: each upon what
-those before it have left. What comes of them are changes of records. A script that fails changes
-nothing, whatever it has called before: Redis would leave that.
+``redis.call`` executes commands of the table of commands on copies of the records, each command on
+the result of the ones before. The final copies are the changes. Unlike in Redis, a script that
+fails changes nothing, whatever commands it has called before.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ from koinon_proto.contract.table import MAX_BATCH_BYTES
 
 CALLS_MAX = 500
 _SPARE_BYTES = 64 * 1024
-"""The bytes that a script may write beyond its arguments and the records it has read."""
+"""The bytes that a script may write beyond its arguments and existing records."""
 _REPLY_DEPTH_MAX, _REPLY_PARTS_MAX = 8, 10_000
 
 
 class ScriptRun(Joint):
-    """One call of a script. ``keys`` are all that it may touch; the result is its reply."""
+    """One execution of a script. ``keys`` are all keys that it may access; the result is its
+    reply.
+    """
 
     __slots__ = (
         *("_arguments", "_bytes_left", "_calls", "_keys", "_now_ms", "_records", "_script"),
@@ -56,10 +58,10 @@ class ScriptRun(Joint):
         self._script = script
         self._keys = keys
         self._arguments = arguments
-        self._records: dict[bytes, Record | None] = {}  # as the calls so far have left them
+        self._records: dict[bytes, Record | None] = {}  # by key, changed by the calls so far
         self._now_ms = 0
         self._calls = 0
-        self._bytes_left = MAX_BATCH_BYTES  # of the records that its calls read and write
+        self._bytes_left = MAX_BATCH_BYTES  # budget of record bytes that the calls read and write
 
     @property
     def parts(self) -> int:
@@ -84,7 +86,7 @@ class ScriptRun(Joint):
         there = sum(len(record.value) for record in before.values() if record is not None)
         if sum(len(r.value) for _, r in changed if r is not None) > there + self.size:
             raise RefusedError(
-                f"ERR a script writes {self.size} bytes at most beside what is there"
+                f"ERR a script writes {self.size} bytes at most beyond existing records"
             )
         return reply, [(at, _change(before[self._keys[at]], record)) for at, record in changed]
 
@@ -92,7 +94,7 @@ class ScriptRun(Joint):
         """Run the script; return its reply.
 
         Raises:
-            RefusedError: it failed.
+            RefusedError: the script failed.
         """
         try:
             return _Encoder().encoded(self._script.run(self._names()))
@@ -136,10 +138,10 @@ class ScriptRun(Joint):
         return _decoded(reader.gets(), is_status=reply[:1] == b"+")
 
     def _command(self, words: list[bytes]) -> bytes:
-        """Carry out a command over the records as they are now; return its reply.
+        """Execute a command on the present copies of the records; return its reply.
 
         Raises:
-            KoinonError: it is refused.
+            KoinonError: the command is refused.
         """
         spec = find(words[0]) if words else None
         if spec is None:
@@ -169,7 +171,7 @@ class ScriptRun(Joint):
             self._spend(records)
             result, changes = outcome.joint.decide_all(records, self._now_ms)
             for at, change in changes:
-                self._take(outcome.keys[at], change)
+                self._store_change(outcome.keys[at], change)
             return outcome.reply(result)
         if hasattr(outcome, "close"):
             outcome.close()  # a coroutine
@@ -179,11 +181,11 @@ class ScriptRun(Joint):
         record = self._records[row.key]
         self._spend([record])
         decided = row.step.decide(record, self._now_ms)
-        self._take(row.key, decided)
+        self._store_change(row.key, decided)
         return row.written(decided.result)
 
     def _spend(self, records: Sequence[Record | None]) -> None:
-        """Count the records that a call handles: a call of some bytes may copy a megabyte."""
+        """Count the bytes of the records that a call handles: a short call may copy a megabyte."""
         self._spend_bytes(sum(len(record.value) for record in records if record is not None))
 
     def _spend_bytes(self, size: int) -> None:
@@ -191,7 +193,7 @@ class ScriptRun(Joint):
         if self._bytes_left < 0:
             raise RefusedError(f"ERR a script handles {MAX_BATCH_BYTES} bytes of records at most")
 
-    def _take(self, key: bytes, decided: Decided) -> None:
+    def _store_change(self, key: bytes, decided: Decided) -> None:
         if decided.change is not Change.LEAVE:
             self._records[key] = record_of(decided)
 
@@ -221,7 +223,7 @@ def _with_a_kind(text: str) -> str:
 
 
 def _decoded(reply: object, *, is_status: bool = False) -> Value:
-    """Return a command\'s reply as a script gets it: nil is false."""
+    """Convert a command's reply to a Lua value; nil becomes false."""
     if isinstance(reply, hiredis.ReplyError):
         return _failed(str(reply))
     if isinstance(reply, list):
@@ -232,17 +234,17 @@ def _decoded(reply: object, *, is_status: bool = False) -> Value:
 
 
 class _Encoder:
-    """Makes a reply of a script's value. Tables may hold one another: it bounds the reply."""
+    """Encodes a script's value as a reply. Its bounds end cyclic tables."""
 
     def __init__(self) -> None:
         self._parts_left = _REPLY_PARTS_MAX
         self._bytes_left = MAX_BATCH_BYTES
 
     def encoded(self, value: Value, depth: int = 0) -> bytes:
-        """Return the reply: numbers lose their fraction, an array ends at its first nil.
+        """Return the reply. Numbers lose their fraction; an array ends at its first nil.
 
         Raises:
-            LuaError: it is too large.
+            LuaError: the reply is too large.
         """
         self._parts_left -= 1
         self._bytes_left -= len(value) if isinstance(value, bytes) else 0
@@ -263,7 +265,8 @@ class _Encoder:
         return wire.array([self.encoded(part, depth + 1) for part in value.array()])
 
 
-# --- what is there beside redis.call -------------------------------------------------------------
+# --- builtins
+# --------------------------------------------------------------------------------------
 
 
 def _at(arguments: list[Value], place: int) -> Value:

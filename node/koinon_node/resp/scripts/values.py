@@ -1,4 +1,4 @@
-"""Values of Lua 5.1 in Python, and what its operators make of them.
+"""Values of Lua 5.1 in Python, and Lua's operators on them.
 
 nil is None; numbers are floats; strings are bytes; a table is a ``Table``. Pure.
 """
@@ -16,7 +16,7 @@ _NUMBER_BYTES_MAX = 400
 
 
 class Table(dict["Value", "Value"]):
-    """A table of Lua. Two are equal only if they are the same one."""
+    """A Lua table. Two tables are equal only if they are the same object."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -25,7 +25,7 @@ class Table(dict["Value", "Value"]):
 
     @classmethod
     def of(cls, values: list[Value]) -> Table:
-        """Return an array; nil leaves a gap."""
+        """Build an array; nil leaves a gap."""
         return cls((float(at), v) for at, v in enumerate(values, 1) if v is not None)
 
     def array(self) -> list[Value]:
@@ -37,7 +37,7 @@ class Table(dict["Value", "Value"]):
 
 
 class Library(Table):
-    """A table that all scripts share: none of them changes it."""
+    """A table that all scripts share; no script may change it."""
 
 
 Builtin = Callable[[list["Value"]], "Value"]
@@ -45,7 +45,7 @@ Value = None | bool | float | bytes | Table | Builtin
 
 
 class LuaError(Exception):
-    """The script failed. ``value`` is what ``pcall`` and ``error`` hand on: mostly a message."""
+    """A script failed. ``value`` is the error object that ``error`` raised, mostly a message."""
 
     def __init__(self, value: Value) -> None:
         super().__init__(text_of(value))
@@ -53,7 +53,7 @@ class LuaError(Exception):
 
 
 def is_true(value: Value) -> bool:
-    """Return whether a condition with this value holds."""
+    """Return whether the value counts as true in a condition."""
     return value is not None and value is not False
 
 
@@ -64,7 +64,7 @@ def type_of(value: Value) -> str:
 
 
 def number_of(value: Value) -> float | None:
-    """Return the number that a value is, or that a string stands for; None: it is none."""
+    """Convert a number or a numeric string to a number; return None for other values."""
     if type(value) is float:
         return value
     if isinstance(value, bytes) and len(value) <= _NUMBER_BYTES_MAX:
@@ -79,7 +79,7 @@ def number_of(value: Value) -> float | None:
 
 
 def text_of(value: Value, digits: int = 14) -> str:
-    """Return the value as ``tostring`` does, with one character for each byte."""
+    """Convert the value like ``tostring``, with one character per byte."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if value is None or isinstance(value, bool):
@@ -88,20 +88,20 @@ def text_of(value: Value, digits: int = 14) -> str:
 
 
 def bytes_of(value: Value, digits: int = 14) -> bytes:
-    """As ``text_of``."""
+    """Convert the value like ``tostring``, to bytes."""
     return text_of(value, digits).encode("latin-1")
 
 
 def are_equal(a: Value, b: Value) -> bool:
-    """Compare two values by ``==``: values of two types are never equal."""
+    """Compare two values with ``==``: values of different types are never equal."""
     return type(a) is type(b) and a == b
 
 
 def is_less(a: Value, b: Value) -> bool:
-    """Compare two values by ``<``.
+    """Compare two values with ``<``.
 
     Raises:
-        LuaError: they are neither two numbers nor two strings.
+        LuaError: the values are neither two numbers nor two strings.
     """
     if isinstance(a, float) and isinstance(b, float) and not isinstance(a, bool):
         return a < b
@@ -114,7 +114,7 @@ def calculated(operator: str, a: Value, b: Value) -> Value:
     """Compute an arithmetic operator.
 
     Raises:
-        LuaError: one of them is no number.
+        LuaError: an operand is no number.
     """
     x, y = number_of(a), number_of(b)
     if x is None or y is None:
@@ -134,9 +134,9 @@ def calculated(operator: str, a: Value, b: Value) -> Value:
                 return x % y
             case _:
                 return math.pow(x, y)
-    except ValueError:  # of a power: of 0 to a negative number, or of a negative one to a fraction
+    except ValueError:  # 0 to a negative power, or a negative number to a fractional power
         return math.nan if x else math.inf
-    except OverflowError:  # of a power; only an odd one of a negative number is negative
+    except OverflowError:  # a power; only an odd power of a negative number is negative
         return math.copysign(math.inf, x) if math.fmod(y, 2) else math.inf
     except ZeroDivisionError:
         return math.nan if not x or operator == "%" else math.copysign(math.inf, x)
@@ -146,7 +146,7 @@ def joined(a: Value, b: Value) -> bytes:
     """Concatenate two values, as ``..`` does.
 
     Raises:
-        LuaError: one of them is neither a string nor a number.
+        LuaError: an operand is neither a string nor a number.
     """
     for value in (a, b):
         if not isinstance(value, bytes | float) or isinstance(value, bool):
