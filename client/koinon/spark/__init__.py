@@ -1,14 +1,15 @@
-"""Koinon as a data source of Apache Spark: bulk loads straight to the owners, and back.
+"""Koinon as a data source of Apache Spark: bulk loads and bulk reads, directly at the partitions'
+owners.
 
 >>> from koinon.spark import register
 >>> register(spark)
->>> orders.write.format("koinon").option("coordinators", "127.0.0.1:7400") \\
+>>> orders.write.format("koinon").option("coordinators", "127.0.0.1:7400") \
 ...     .option("keyColumn", "o_orderkey").option("valueEncoding", "json").mode("append").save()
 >>> spark.read.format("koinon").option("coordinators", "127.0.0.1:7400").load()
 
-Needs ``pip install 'koinon[spark]'`` wherever Python runs: on the driver and on the executors. The
-options stand in docs/spark.md; ``koinon.spark.encoding.keys`` makes keys of columns,
-``koinon.spark.encoding.values`` makes values of rows.
+Needs ``pip install 'koinon[spark]'`` wherever Python runs: on the driver and on the executors.
+docs/spark.md lists the options; ``koinon.spark.encoding.keys`` makes keys from columns,
+``koinon.spark.encoding.values`` makes values from rows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["KoinonDataSource", "count", "register", "key_bytes", "lookup", "part
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: the pure parts serve where there is no Spark."""
+    """Import a name on first use: the pure modules then work without Spark."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,7 +1,7 @@
 """A blocking view of the cluster for a Spark task: the table, channels to its nodes, and retries.
 
-Everything that a load or a read in bulk asks of nodes may be asked twice without harm, so that an
-unknown fate is met by asking again. Any number of threads may share one ``Cluster``.
+All requests of bulk loads and bulk reads may be repeated without harm, so a request of unknown fate
+is repeated. Any number of threads may share one ``Cluster``.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ log = logging.getLogger(__name__)
 
 ASK_S = 2.0
 SILENT_S = 5.0
-"""Coordinators that have not answered for so long are told of in the log; they are asked on."""
+"""Coordinators that have not answered for this long are logged; retries continue."""
 CALL_S = 30.0
-"""A node that has not answered one call for so long is asked again, or another one in its place."""
+"""The timeout of one call to a node; then the call is repeated, there or at the new owner."""
 _STAGE = "/koinon.v1.Bulk/Stage"
 
 
 class Cluster(Channels):
-    """Knows who leads which partition, and calls nodes. It is for the work in one keyspace."""
+    """Knows the partitions' primaries, and calls nodes. For work in one keyspace."""
 
     def __init__(
         self,
@@ -83,13 +83,12 @@ class Cluster(Channels):
     # --- the table ------------------------------------------------------------------------------
 
     def routing(self) -> Routing:
-        """Return who leads which partition, as far as is known; the first time, ask. The table is
+        """Return the routing as far as it is known; the first call asks for the table. The table is
         not older than the keyspace.
 
         Raises:
-            ClusterNotReadyError: the cluster still waits for its first nodes, until the time was
-                over.
-            UnavailableError: no address answered until then; the text names the option.
+            ClusterNotReadyError: the cluster still waits for its first nodes when the time is over.
+            UnavailableError: no address answered in time; the text names the option.
         """
         routing = self._router.routing
         if routing is None or self._is_behind(routing):
@@ -97,11 +96,11 @@ class Cluster(Channels):
         return routing
 
     def target(self) -> Target:
-        """Return the keyspace that the work is in.
+        """Return the keyspace of the work.
 
         Raises:
             UnknownKeyspaceError: it has been dropped.
-            ConfigurationError, PartitionerMismatchError: keys are placed otherwise here.
+            ConfigurationError, PartitionerMismatchError: this build places its keys otherwise.
             KoinonError: as ``routing``.
         """
         return target_of(self.keyspace, self.routing())
@@ -128,7 +127,7 @@ class Cluster(Channels):
             if time.monotonic() > told_at:
                 told_at = math.inf
                 log.warning(
-                    "coordinators do not answer: goes on trying coordinators=%s for_s=%g error=%s",
+                    "coordinators do not answer: still retrying coordinators=%s for_s=%g error=%s",
                     self._coordinators,
                     self.timeout_s,
                     self._why(error),
@@ -136,8 +135,9 @@ class Cluster(Channels):
         return routing
 
     def _why(self, error: KoinonError) -> KoinonError:
-        """Return why no coordinator gave the table; gRPC says of connections that fail only that
-        they do. A thread of its own asks: the caller's may have an event loop, as a notebook's has.
+        """Return the reason why no coordinator sent the table; gRPC only reports failed
+        connections. A thread of its own finds out, since the caller's may have an event loop, as in
+        a notebook.
         """
         if not isinstance(error, UnknownFateError):
             return as_read(error)
@@ -146,13 +146,13 @@ class Cluster(Channels):
             return one.submit(asyncio.run, looking).result()
 
     def learn(self, errors: Sequence[KoinonError]) -> None:
-        """Take the primaries that refusals name."""
+        """Apply the primaries that refusals name."""
         with self._lock:
             self._router.learn(errors)
 
     def refresh(self, revision: int) -> KoinonError | None:
-        """Ask for the table, unless another thread has brought news since ``revision``; return
-        the last error if none had any.
+        """Ask for the table, unless another thread has updated it since ``revision``; return the
+        last error if no address had a newer one.
         """
         with self._refreshing:
             if self._router.revision > revision:
@@ -175,8 +175,8 @@ class Cluster(Channels):
     # --- calls ----------------------------------------------------------------------------------
 
     def bulk(self, address: str, method: str, request: Any) -> Any:
-        """Call a method of a node's Bulk service; return the reply, or the error. Raises nothing
-        of its own. A call that was not answered ends as UnknownFateError.
+        """Call a method of a node's Bulk service; return the reply or the error, never raise it. A
+        call without an answer ends as UnknownFateError.
         """
         stub = loads_pb2_grpc.BulkStub(self.channel(address))
         return self._called(address, getattr(stub, method), request, CALL_S)
@@ -204,12 +204,12 @@ class Cluster(Channels):
 
 
 def as_read(error: KoinonError) -> KoinonError:
-    """Return what an attempt ended with, without a word of fates: asking again does no harm."""
+    """Return an error of unknown fate as one of a read, which may be repeated without harm."""
     return final_error(error, write=False, maybe_applied=False)
 
 
 class Retries:
-    """The repetitions of one step, within the cluster's timeout. ``progress`` begins it anew."""
+    """The retries of one step, within the cluster's timeout. ``progress`` starts the time anew."""
 
     def __init__(self, cluster: Cluster, stopped: threading.Event | None = None) -> None:
         self._cluster = cluster
@@ -218,8 +218,8 @@ class Retries:
         self.progress()
 
     def progress(self) -> None:
-        self._attempt = 0  # failures since the last progress
-        self._since = time.monotonic()  # the last progress
+        self._attempt = 0  # failed attempts since the last progress
+        self._since = time.monotonic()  # time of the last progress
 
     def after(
         self,
@@ -229,12 +229,12 @@ class Retries:
         refresh: bool = True,
         told: Callable[[KoinonError], KoinonError] = as_read,
     ) -> None:
-        """Wait until the step is to be tried again after these errors, all of one attempt that was
-        routed by ``revision``; fetch the table if they ask for that. ``told`` puts an error into
-        the words of the one that is raised when the time is over.
+        """Wait before the step is retried after these errors, all of one attempt that was routed by
+        ``revision``; fetch the table if an error asks for it. ``told`` converts the error that is
+        named when the time is over.
 
         Raises:
-            KoinonError: one of them is final.
+            KoinonError: one of the errors is final.
             UnavailableError: the time is over, or the step was stopped.
         """
         self._cluster.learn(errors)
@@ -258,14 +258,16 @@ class Retries:
 
 
 def named(error: KoinonError, keyspace: OpenedKeyspace) -> KoinonError:
-    """Return the error; that a keyspace is unknown says which one, which servers cannot know."""
+    """Return the error; add the keyspace's name if it is unknown to the servers, which know only
+    ids.
+    """
     if isinstance(error, UnknownKeyspaceError) and not error.keyspace:
         return UnknownKeyspaceError(keyspace=keyspace.name)
     return error
 
 
 def cluster_of(options: ClusterOptions) -> Cluster:
-    """Return the cluster that the options name, for work in the keyspace that they opened."""
+    """Return the cluster that the options name, for work in their opened keyspace."""
     return Cluster(
         options.coordinators,
         timeout_s=options.timeout_s,
@@ -278,8 +280,8 @@ Given = TypeVar("Given", bound=ClusterOptions)
 
 
 def opened(options: Given) -> Given:
-    """Return the options with the keyspace that their name means now. This is done once, where a
-    job is planned: one that is dropped, and created anew meanwhile, is another.
+    """Look up the options' keyspace by its name; return the options with it. This is done once,
+    when a job is planned: a keyspace that is dropped and created anew later is a different one.
 
     Raises:
         UnknownKeyspaceError: there is no keyspace of this name.
@@ -296,15 +298,15 @@ def opened(options: Given) -> Given:
 
 @contextmanager
 def client_of(options: ClusterOptions) -> Iterator[Client]:
-    """Yield a client whose operations are in the keyspace that the options opened.
+    """Yield a client for the keyspace that the options opened.
 
     Raises:
-        UnknownKeyspaceError: it has been dropped, whether or not there is another of its name.
+        UnknownKeyspaceError: it has been dropped, even if a new keyspace has its name.
         UnavailableError: no address answered.
     """
     with _connected(options) as client:
-        # The client has opened the keyspace of this name that was there at that time: this one, or
-        # one from before, which is dropped and refuses every operation, as this one is there.
+        # The client has opened the keyspace that had this name at that time: this one, or an
+        # earlier one that is dropped and refuses every operation.
         found = client.table().keyspaces.get(options.opened.name)
         if found is None or found.keyspace_id != options.opened.keyspace_id:
             raise UnknownKeyspaceError(keyspace=options.opened.name)
@@ -322,7 +324,7 @@ def _connected(options: ClusterOptions) -> Client:
 
 
 def loads_of(options: ClusterOptions, timeout_s: float) -> LoadsClient:
-    """Return a client of that cluster's bulk loads."""
+    """Return a client for bulk loads of the options' cluster."""
     return LoadsClient(
         Coordinators(options.coordinators, dialing=options.dialing()), timeout_s=timeout_s
     )

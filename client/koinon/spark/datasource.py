@@ -1,8 +1,7 @@
-"""The data source ``koinon``: Spark's classes, thin over tasks, jobs and reads.
+"""The data source ``koinon``: Spark's classes, which only call tasks, jobs and reads.
 
-Spark pickles writers and readers at planning and runs their methods in Python workers of their own:
-tasks in executors, ``commit`` and ``abort`` on the driver. They hold what was given, and no
-connection.
+Spark pickles writers and readers when it plans, and runs their methods in Python workers: tasks in
+executors, ``commit`` and ``abort`` on the driver. They hold their arguments and no connection.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ from koinon_proto.contract.table import MAX_KEY_BYTES
 FORMAT: Final = "koinon"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 SCANS_APART: Final = hasattr(DataSourceReader, "pushLimit")
-"""Spark keeps what a reader has planned with the scan that it is for. Spark 4.1 to 4.3 keep it with
-the data source: after one query with a filter, queries of the same DataFrame without one, and the
-other filters of a union or a join, would read what the last filter left. Such a Spark gets readers
-that take no filter; option ``keys`` names keys there.
+"""Versions of Spark that keep a reader's plan with the scan it is for. Spark 4.1 to 4.3 keep it
+with the data source: after one query with a filter, queries of the same DataFrame without one, and
+the other filters of a union or a join, would read only what the last filter left. Readers for such
+a Spark take no filter; option ``keys`` names keys there.
 """
 KEYS_PER_TASK: Final = 10_000
 _METADATA: Final = ("_partition_id", "_version", "_expires_at")
@@ -69,35 +68,36 @@ _DDL: Final = {
     "expires_at": "timestamp",
     "rows": "bigint",
 }
-"""Spark's types of what ``reading.RECORD`` has."""
+"""Spark's types of the columns in ``reading.RECORD``."""
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _EXECUTION, _ROOT_EXECUTION = "spark.sql.execution.id", "spark.sql.execution.root.id"
 _RUN: Final = "spark.jobGroup.id"
-"""A stream's run sets its jobs' group to its own id."""
+"""The property with the group id of Spark's jobs; in a streaming query it is the run's id."""
 
 _StreamBases: tuple[type, ...]
 if hasattr(spark_datasource, "DataSourceStreamArrowWriter"):
     _StreamBases = (spark_datasource.DataSourceStreamArrowWriter,)
-else:  # Spark 4.0 hands record batches to whatever is an Arrow writer, in streams as well
+else:  # Spark 4.0 passes record batches to any Arrow writer, in streams as well
     _StreamBases = (DataSourceArrowWriter, DataSourceStreamWriter)
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("koinon")`` known to a session. Filters on ``key`` are pushed down from then
-    on, where Spark does that right (``SCANS_APART``), unless the session's configuration says
-    otherwise.
+    """Register ``format("koinon")`` with a session. Filters on ``key`` are pushed down from then
+    on, if Spark does so correctly (``SCANS_APART``) and the session's configuration does not forbid
+    it.
 
-    A Python thread that writes without a query of its own calls it again: Spark looks for the
-    source of a write in the thread's active session, which a new thread has not.
+    A new Python thread that writes without a query of its own must call this again: Spark looks for
+    a write's source in the thread's active session, and a new thread has none.
     """
     if SparkSession.getActiveSession() is None:
-        spark.createDataFrame([], "nothing int")  # the call that makes a session active here
+        # this call makes the session active in this thread
+        spark.createDataFrame([], "nothing int")
     try:
         spark.dataSource.register(KoinonDataSource)
-    except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
+    except AnalysisException as error:  # Spark 4.0, if it has found the source by itself
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-    with suppress(Exception):  # a Spark that knows no such setting, or cannot list what is set
+    with suppress(Exception):  # a Spark without this setting, or one that cannot list its settings
         known = SCANS_APART and spark.conf.get(PUSHDOWN) is not None
         if known and PUSHDOWN not in spark.conf.getAll:
             spark.conf.set(PUSHDOWN, "true")
@@ -105,16 +105,16 @@ def register(spark: SparkSession) -> None:
 
 def count(spark: SparkSession, *, coordinators: str, prefix: str = "", **options: str) -> int:
     """Return the number of live records whose keys begin with ``prefix``. A record that exists
-    during the whole call counts once; an expired or deleted record never counts, whether or not its
-    room is free yet. The call costs less than reading keys; ``DataFrame.count()`` reads values,
-    because Spark tells a data source in Python no columns.
+    during the whole call counts once; expired and deleted records never count, even while they
+    still take disk space. The call costs less than reading keys; ``DataFrame.count()`` reads
+    values, because Spark does not tell a Python data source which columns it needs.
 
     Args:
         coordinators: ``host:port,…``.
         options: further options of reads: ``keyspace``, ``timeout``, ``tlsBundle``, ``tokenFile``.
 
     Raises:
-        ConfigurationError: from the query, as Spark tells of it: an option is wrong.
+        ConfigurationError: an option is wrong; the query raises it in Spark's form.
     """
     reader = spark.read.format("koinon").options(coordinators=coordinators, counts="true")
     if prefix:
@@ -124,8 +124,8 @@ def count(spark: SparkSession, *, coordinators: str, prefix: str = "", **options
 
 
 class KoinonDataSource(DataSource):
-    """Reads and writes a cluster's records; docs/spark.md has their options. Where a read, a write
-    or a micro-batch is planned, the keyspace's name is looked up, and never again for that job.
+    """Reads and writes a cluster's records; docs/spark.md lists the options. The keyspace's name is
+    looked up once, when a read, a write or a micro-batch is planned.
     """
 
     @classmethod
@@ -154,7 +154,7 @@ class KoinonDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> KoinonWriter:
         job = self._job(schema, overwrite)
         with job.cluster() as cluster:
-            cluster.target()  # complain now, not in a task
+            cluster.target()  # raise now, not in a task
         return KoinonWriter(job)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KoinonStreamWriter:  # noqa: N802
@@ -190,7 +190,7 @@ class Staged(WriterCommitMessage):
 
 
 class KoinonWriter(DataSourceArrowWriter):
-    """A batch write: one load, all of it or nothing."""
+    """A batch write: one load, all rows or none."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -208,7 +208,9 @@ class KoinonWriter(DataSourceArrowWriter):
 
 
 class KoinonStreamWriter(*_StreamBases):  # type: ignore[misc]
-    """A streaming sink: a load per micro-batch, applied once however often it is replayed."""
+    """A streaming sink: one load for each micro-batch, applied once however often Spark
+    replays it.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -240,8 +242,8 @@ class KoinonStreamWriter(*_StreamBases):  # type: ignore[misc]
             jobs.abort(self._job_of(reports[0]), reports, reason)
 
     def _job_of(self, report: TaskReport) -> Job:
-        """Spark commits with another instance, which knows the batch from the tasks only, and may
-        have found another keyspace by its name.
+        """Return the job of a task's report. Spark commits with another instance of this class,
+        which knows the batch only from the tasks, and may have found another keyspace by its name.
         """
         options = replace(self.job.options, opened=report.opened)
         return replace(
@@ -267,7 +269,7 @@ class Keys(InputPartition):
 
 
 class KoinonReader(DataSourceReader):
-    """Reads records of all partitions, or those of the keys that options or a filter name."""
+    """Reads the records of all partitions, or of the keys in options or in a filter."""
 
     def __init__(self, options: ReadOptions, wanted: ReadColumns) -> None:
         self.options = options
@@ -275,7 +277,7 @@ class KoinonReader(DataSourceReader):
         self.keys: frozenset[bytes] | None = (
             None if options.keys is None else frozenset(options.keys)
         )
-        """Only these; None: all."""
+        """Keys to read; None: all."""
 
     @property
     def pushFilters(self) -> _Pushdown:  # noqa: N802
@@ -295,7 +297,8 @@ class KoinonReader(DataSourceReader):
         by_owner: dict[str, list[int]] = {}
         with cluster_of(self.options) as cluster:
             routing, known = cluster.routing(), cluster.target().partitioner
-        asked: Sequence[int] = known.partition_ids  # counts tell of each, if it has none
+        # a count reports each partition, also those without records
+        asked: Sequence[int] = known.partition_ids
         if not self.options.counts:
             asked = partitions_with(self.options.prefix, known)
         for partition_id in asked:
@@ -304,7 +307,8 @@ class KoinonReader(DataSourceReader):
             np.array_split(mine, -(-len(mine) // self.options.partitions_per_task))
             for mine in by_owner.values()
         ]
-        in_turn = chain.from_iterable(zip_longest(*cut))  # neighbours ask different nodes
+        # neighbouring tasks read from different nodes
+        in_turn = chain.from_iterable(zip_longest(*cut))
         return [Partitions(tuple(ids.tolist())) for ids in in_turn if ids is not None]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -314,14 +318,14 @@ class KoinonReader(DataSourceReader):
             return count_partitions(self.options, self.wanted, partition.partition_ids)
         if isinstance(partition, Partitions):
             return read_partitions(self.options, self.wanted, partition.partition_ids)
-        return iter(())  # what Spark makes of no partitions
+        return iter(())  # Spark calls ``read`` with None if there are no partitions
 
 
 class _Pushdown:
-    """``pushFilters`` of a reader that takes filters where Spark offers them.
+    """The ``pushFilters`` method of a reader, for any setting of Spark's filter push-down.
 
-    With its setting off, Spark refuses readers that implement the method, which it knows by the
-    function behind it; this one serves either way.
+    With push-down off, Spark refuses readers that override the method, which it detects by the
+    underlying function; this object works in both cases.
     """
 
     def __init__(self, reader: KoinonReader) -> None:
@@ -329,7 +333,7 @@ class _Pushdown:
         self.__func__ = getattr(DataSourceReader, "pushFilters", None)
 
     def __call__(self, filters: Sequence[Any]) -> list[Any]:
-        """Take the filters that name keys, where that is right; return the others."""
+        """Take the filters on keys if push-down is correct here; return the others."""
         if not SCANS_APART:
             return list(filters)
         left = []
@@ -344,7 +348,7 @@ class _Pushdown:
 
 
 def _keys_named(given: Any) -> frozenset[bytes] | None:
-    """Return the keys that a filter leaves; None if it is of another kind."""
+    """Return the keys that a filter selects; None if the filter is of another kind."""
     if getattr(given, "attribute", None) != ("key",):
         return None
     kind = type(given).__name__
@@ -356,10 +360,10 @@ def _keys_named(given: Any) -> frozenset[bytes] | None:
 
 
 def _read_columns(schema: StructType, options: ReadOptions) -> ReadColumns:
-    """Return the columns to be read: the record's own, and fields of the rows in values.
+    """Return the columns to read: those of the record, and fields of the rows in values.
 
     Raises:
-        ConfigurationError: a column that there is not, or of a type that it cannot have.
+        ConfigurationError: a column does not exist, or has a type that it cannot have.
     """
     own = _own_columns(options)
     corrupt = options.corrupt_column if options.value_encoding else None
@@ -394,9 +398,9 @@ def _read_columns(schema: StructType, options: ReadOptions) -> ReadColumns:
 
 
 def _own_columns(options: ReadOptions) -> dict[str, str]:
-    """Return the names of the columns that are the record's own, with what of the record they are.
-    Where values are rows these are named apart, and only if that is asked for: a field of a row may
-    have any name.
+    """Return the columns of the record itself: their names, each with its name in RECORD. If values
+    are read as rows, these columns have special names and are included only on request, since a
+    row's field may have any name.
     """
     if options.counts:
         return {name: name for name in _COUNTS}
@@ -429,8 +433,8 @@ def _task_context() -> TaskContext:
 
 def _refuse_new_table(context: TaskContext) -> None:
     """Refuse to fill a table that Spark has just made: ``saveAsTable``, or ``writeTo(…).create()``.
-    Spark tells a data source in Python of it by nothing but this: the write is an execution within
-    another one. An execution within a stream's is of ``foreachBatch``.
+    A Python data source can recognise it only by one sign: the write's execution is nested in
+    another one. (An execution nested in a stream's is that of ``foreachBatch``.)
 
     Raises:
         ConfigurationError: the write makes a table.
@@ -449,7 +453,7 @@ def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]
 
 
 def _all_reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
-    """Return the reports of a job that is committed: none may be missing.
+    """Return the reports of a job that is committed; none may be missing.
 
     Raises:
         InternalError: a task has not reported.

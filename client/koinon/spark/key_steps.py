@@ -1,16 +1,18 @@
-"""How many keys are asked for at once, so that their values are bounded by bytes."""
+"""Chooses the number of keys to read at once, to limit the bytes of their values."""
 
 from __future__ import annotations
 
 from typing import Final
 
 BYTES: Final = 64 * 1024 * 1024
-"""Of the values of one step, by the mean of those so far."""
+"""The target for the values of one step, in bytes, by the mean size so far."""
 _FIRST_KEYS: Final = 32
 
 
 class KeySteps:
-    """Begins with few keys, for nobody knows the size of their values; then goes by their mean."""
+    """Begins with few keys, since the size of their values is unknown; then uses their mean
+    size.
+    """
 
     def __init__(self, keys_max: int, bytes_max: int = BYTES) -> None:
         self._keys_max = keys_max
@@ -19,13 +21,13 @@ class KeySteps:
 
     @property
     def keys(self) -> int:
-        """How many keys the next step has at most."""
+        """The limit on the next step's keys."""
         if not self._keys:
             return min(_FIRST_KEYS, self._keys_max)
         mean = self._bytes // self._keys + 1
         return max(1, min(self._keys_max, self._bytes_max // mean))
 
     def took(self, keys: int, size: int) -> None:
-        """Note the bytes of the values of so many keys."""
+        """Record the total size in bytes of the values of these keys."""
         self._keys += keys
         self._bytes += size

@@ -1,5 +1,5 @@
-"""``lookup``: adds to each row of a DataFrame the value that its key has in the cluster. Tasks ask
-the owners for the keys of a batch of rows, in batches; nothing is scanned or shuffled.
+"""``lookup``: adds to each row of a DataFrame the value of its key in the cluster. Tasks read the
+keys of a batch of rows from their owners, in batches, without scan or shuffle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from koinon_proto.contract.table import MAX_KEY_BYTES
 
 KEYS_PER_CALL: Final = 10_000
 PIECE_BYTES: Final = 64 * 1024 * 1024
-"""Of values in one record batch of the result, unless one value alone is larger."""
+"""The limit on the values' bytes in one record batch of the result; a larger value stands alone."""
 
 GetMany = Callable[[Sequence[bytes]], Sequence[bytes | None]]
 
@@ -39,27 +39,28 @@ def lookup(
     tls_bundle: str = "",
     token_file: str = "",
 ) -> DataFrame:
-    """Return the DataFrame with one more binary column: the value of the row's key, or null where
-    there is no such record. Rows stay in their partitions. Equal keys that are asked for together
-    are asked for once: as many as their values take about 64 MiB. It is no snapshot: each value is
-    read when its row is.
+    """Return the DataFrame with one more binary column: the value of the row's key, or null if
+    there is no record. Rows stay in their partitions. Equal keys in one step (as many as their
+    values take about 64 MiB) are read once. This is no snapshot: each value is read when its row
+    is.
 
     Args:
-        on: the column, or columns, that make the key, as option ``keyColumn`` takes them: by their
-            names, or else by their names in any case.
+        on: the column, or columns, of the key, as in option ``keyColumn``: by their exact names, or
+            else ignoring case.
         coordinators: ``host:port,…``.
-        key_encoding: of integers, as option ``keyEncoding``.
+        key_encoding: of integers, as in option ``keyEncoding``.
         value: the name of the new column.
         timeout: how long a batch of keys is retried: ``30s``, ``2m``.
-        keyspace: the one that keys are looked up in; by default ``default``.
-        tls_bundle, token_file: paths on the driver and on every executor, as options ``tlsBundle``
-            and ``tokenFile``.
+        keyspace: the keyspace of the keys; by default ``default``.
+        tls_bundle, token_file: paths on the driver and on every executor, as in options
+            ``tlsBundle`` and ``tokenFile``.
 
     Raises:
-        ConfigurationError: no such column, a column named ``value`` that exists, or a bad argument.
+        ConfigurationError: no such column, a column named ``value`` that exists, or an invalid
+            argument.
         UnknownKeyspaceError: there is no such keyspace. The query raises it too, once the keyspace
             has been dropped.
-        KoinonError: from the query: as ``Client.get_many``.
+        KoinonError: raised by the query, as by ``Client.get_many``.
     """
     columns = _key_columns(on, df.columns)
     if value.lower() in map(str.lower, df.columns):
@@ -69,7 +70,7 @@ def lookup(
     given = {"coordinators": coordinators, "keyspace": keyspace, "timeout": timeout}
     given |= {"tlsBundle": tls_bundle, "tokenFile": token_file}
     options = cluster_options(given)
-    options.dialing()  # complain now, not in a task
+    options.dialing()  # raise now, not in a task
     options = opened(options)
 
     def look_up(batches: Iterator[Any]) -> Iterator[Any]:
@@ -99,7 +100,7 @@ def _key_columns(on: str | Sequence[str], columns: Sequence[str]) -> list[int]:
 
 def values_of(keys: Any, get_many: GetMany, steps: KeySteps) -> Iterator[Any]:
     """Yield the value of each key (a ``binary`` array), in arrays of about ``PIECE_BYTES`` at most;
-    null for null, for what no key can be, and where there is no record.
+    null for a null or invalid key, and for a key without a record.
     """
     at = 0
     while at < len(keys):
@@ -116,14 +117,14 @@ def _values_at_once(keys: Any, get_many: GetMany, steps: KeySteps) -> Iterator[A
     steps.took(len(keys), sum(len(value or b"") for value in found.values()))
     values = [found.get(key) for key in distinct]
     places = coded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
-    values.append(None)  # of null
+    values.append(None)  # of null keys
     sizes = np.fromiter((len(value or b"") for value in values), np.int64, len(values))[places]
     for first, end in _pieces(sizes):
         yield pa.array([values[place] for place in places[first:end]], pa.binary())
 
 
 def _pieces(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[tuple[int, int]]:
-    """Yield rows ``[first, end)`` that are small enough together; each has one row at least."""
+    """Yield row ranges ``[first, end)`` within the size limit; each has one row at least."""
     ends, first = np.cumsum(sizes), 0
     while first < len(sizes):
         before = int(ends[first - 1]) if first else 0

@@ -69,7 +69,7 @@ READ_OPTIONS = (
     "pageBytes",
 )
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
-"""Spark hands a stream's own options on to its sink."""
+"""Spark passes a stream's own options to its sink, too."""
 _NO_TABLES = (
     "Spark hands the options of tables to no data source in Python; use CREATE TEMPORARY VIEW … "
     "USING koinon OPTIONS (coordinators '…'), for SELECT and INSERT"
@@ -80,22 +80,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The way to the cluster. Files are named, never what is in them: options stand in Spark's
-    plans, logs and user interface.
+    """The options of the connection. Files are named, never their contents: options appear in
+    Spark's plans, logs and user interface.
     """
 
     coordinators: str
     """``host:port,host:port``"""
     timeout_s: float
     keyspace: str = ""
-    """The name as given, "" for ``default``."""
+    """The given name, "" for ``default``."""
     tls_bundle: str = ""
     token_file: str = ""
     opened: OpenedKeyspace = DEFAULT_OPENED
-    """The keyspace of that name when the job was planned: what all of the job's processes use."""
+    """The keyspace that had this name when the job was planned; all processes of the job use it."""
 
     def dialing(self) -> Dialing:
-        """Return how to connect from this machine.
+        """Return the settings for connecting from this machine.
 
         Raises:
             ConfigurationError: a file cannot be used here.
@@ -105,7 +105,7 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(ClusterOptions):
-    """Options of a write. ``None`` and 0: not given."""
+    """The options of a write. ``None`` and 0: not given."""
 
     key_columns: tuple[str, ...]
     key_encoding: str
@@ -128,7 +128,7 @@ class WriteOptions(ClusterOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(ClusterOptions):
-    """Options of a read. ``keys`` None: all keys."""
+    """The options of a read. ``keys`` None: all keys."""
 
     prefix: bytes
     keys: tuple[bytes, ...] | None
@@ -143,15 +143,15 @@ class ReadOptions(ClusterOptions):
 
 
 def cluster_options(given: Mapping[str, str]) -> ClusterOptions:
-    """Return the options that reads and writes share. Raises as ``write_options`` does."""
+    """Parse the options that reads and writes share. Raises as ``write_options`` does."""
     return ClusterOptions(**_Given(given, _COMMON).cluster())
 
 
 def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
-    """Return the options of a write.
+    """Parse the options of a write.
 
     Raises:
-        ConfigurationError: an option is unknown, missing or wrong; the text names it.
+        ConfigurationError: an option is unknown, missing or invalid; the text names it.
     """
     options = _Given(given, WRITE_OPTIONS)
     prefix = options.prefix()
@@ -189,7 +189,7 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Return the options of a read. Raises as ``write_options`` does."""
+    """Parse the options of a read. Raises as ``write_options`` does."""
     options = _Given(given, READ_OPTIONS)
     counts, keys = options.flag("counts"), options.keys()
     if counts and (keys is not None or options.flag("metadata")):
@@ -216,7 +216,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 class _Given:
-    """The options as given, by lower-case names; every complaint names the option."""
+    """The given options, by lower-case names; every error names the option."""
 
     def __init__(self, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
@@ -226,7 +226,7 @@ class _Given:
                 self._refuse_unknown(name)
 
     def _refuse_unknown(self, name: str) -> NoReturn:
-        if "owner" in self._given and "provider" in self._given:  # a table's properties
+        if "owner" in self._given and "provider" in self._given:  # properties of a table
             raise ConfigurationError(reason=f"CREATE TABLE cannot use koinon: {_NO_TABLES}")
         if name == "path":
             self.refuse(
@@ -247,7 +247,7 @@ class _Given:
         return self._given.get(name.lower(), "").strip() or default
 
     def cluster(self) -> dict[str, Any]:
-        """Return the fields of ``ClusterOptions``."""
+        """Parse the fields of ``ClusterOptions``."""
         addresses, named = self.coordinators()
         return {
             "coordinators": addresses,
@@ -258,7 +258,7 @@ class _Given:
         }
 
     def coordinators(self) -> tuple[str, str]:
-        """Return the addresses, and the keyspace that a URL names ("": none)."""
+        """Parse the addresses, and the keyspace in a URL ("": none)."""
         text = self.text("coordinators")
         if not text:
             hint = f" (for SQL: {_NO_TABLES})" if not self._given else ""
@@ -302,7 +302,7 @@ class _Given:
     def duration_ms(
         self, name: str, default: str, *, least: int = 1, most: int = LOAD_TIMEOUT_MS_MAX
     ) -> int:
-        """Return milliseconds; 0 where there is neither a value nor a default."""
+        """Parse a duration as milliseconds; 0 if there is neither a value nor a default."""
         text = self.text(name, default).lower()
         if not text:
             return 0
@@ -312,7 +312,7 @@ class _Given:
         return value
 
     def size(self, name: str, default: str, *, least: int, most: int = 1 << 50) -> int:
-        """Return bytes; the default is not checked."""
+        """Parse a size as bytes; the default is not checked."""
         text = self.text(name, default).lower()
         value = self._parsed(name, text, parse_size)
         if text != default.lower() and not least <= value <= most:

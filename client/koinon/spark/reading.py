@@ -1,9 +1,9 @@
-"""Reading records in bulk, as record batches: whole partitions page by page, or single keys.
+"""Reads records in bulk, as record batches: whole partitions page by page, or single keys.
 
-A partition that moves, or whose page is lost, is resumed at its owner after the last key taken
-(``core/scanning.py``), so that every record that is there throughout is yielded exactly once. There
-is no snapshot: what is written meanwhile may or may not be seen. Deleted and expired records are
-neither read nor counted.
+A partition that moves, or whose page is lost, is resumed at its owner after the last key read
+(``core/scanning.py``), so every record that exists throughout is yielded exactly once. This is no
+snapshot: a write during the read may or may not be seen. Deleted and expired records are neither
+read nor counted.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ RECORD: Final = {
     "expires_at": pa.timestamp("us", "UTC"),
     "rows": pa.int64(),
 }
-"""What is known of a record, or (``rows``) of a partition, and the types of such columns."""
+"""The columns of a record, or (``rows``) of a partition, with their types."""
 _NEVER: Final = pa.scalar(None, RECORD["expires_at"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadColumns:
-    """The columns of a read. ``schema``: Arrow's, of its batches; ``record``: by names of columns,
-    what of RECORD they are; all others are fields of the values, which ``rows`` describes.
+    """The columns of a read. ``schema``: the Arrow schema of its batches; ``record``: for columns
+    of the record itself, their names in RECORD; all other columns are fields of the values, decoded
+    by ``rows``.
     """
 
     schema: Any
@@ -56,13 +57,13 @@ class ReadColumns:
 
     @property
     def asked(self) -> set[str]:
-        """Return the fields of a record that the reader needs: names of RECORD."""
+        """Return the fields of a record that the read needs, by their names in RECORD."""
         return {*self.record.values(), *(("key", "value") if self.rows else ())}
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Records of one reply: ``runs`` says how many belong to which partition, in their order."""
+    """The records of one reply; ``runs``: the number of successive records of each partition."""
 
     rows: columns.Columns
     runs: tuple[tuple[int, int], ...]
@@ -76,9 +77,9 @@ def read_partitions(
     """Yield the records of partitions as record batches.
 
     Raises:
-        InvalidArgumentError: a value is malformed, and that ends the read.
+        InvalidArgumentError: a value is malformed, and the mode is FAILFAST.
         UnavailableError: a partition was not served in time.
-        KoinonError: a node refused for good.
+        KoinonError: a node refused with a final error.
     """
     with (
         cluster_of(options) as cluster,
@@ -94,7 +95,7 @@ def read_partitions(
 def count_partitions(
     options: ReadOptions, wanted: ReadColumns, partition_ids: Sequence[int]
 ) -> Iterator[Any]:
-    """Yield one record batch: how many records each of the partitions has. Raises as
+    """Yield one record batch with the number of records of each partition. Raises as
     ``read_partitions`` does.
     """
     rows_of = dict.fromkeys(partition_ids, 0)
@@ -218,14 +219,14 @@ def _versions(versions: arrays.U64Array) -> Any:
 
 
 def _instants(unix_ms: arrays.U64Array) -> Any:
-    """Return Unix times as timestamps, null for 0."""
+    """Convert Unix milliseconds to timestamps, null for 0."""
     micros = arrow.indices(unix_ms.astype(np.int64) * 1000).view(RECORD["expires_at"])
     return pc.if_else(arrow.truths(unix_ms != 0), micros, _NEVER)
 
 
 def batch_of(wanted: ReadColumns, made: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the record batch of the wanted columns, unless it has no row; ``made``: of records, by
-    names of RECORD.
+    """Yield the record batch of the wanted columns, unless it has no row; ``made``: the records'
+    columns, by names in RECORD.
     """
     columns = {name: made[of] for name, of in wanted.record.items()}
     rows = len(next(iter(made.values())))
@@ -244,7 +245,7 @@ def batch_of(wanted: ReadColumns, made: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def read_keys(options: ReadOptions, wanted: ReadColumns, keys: Sequence[bytes]) -> Iterator[Any]:
-    """Yield the records of keys, those that there are, as ``read_partitions`` does.
+    """Yield the existing records of these keys, as ``read_partitions`` does.
 
     Raises:
         UnavailableError: a partition was not served in time.

@@ -1,6 +1,6 @@
-"""``partition_id``: a column's partition in a keyspace, for a DataFrame that is to be partitioned
-like it. With ``murmur2`` and Kafka's number of partitions it is what Kafka's default partitioner
-gives to the same key.
+"""``partition_id``: a column with the partition of each key in a keyspace, for partitioning a
+DataFrame alike. With ``murmur2`` and Kafka's number of partitions it equals Kafka's default
+partitioner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from koinon_proto.partitioner import Partitioner, sure_partitioner
 from koinon_proto.partitioner import partitioner as make_partitioner
 
 TIMEOUT = "20s"
-"""The time in which a coordinator has to answer ``partition_id``."""
+"""The timeout of a coordinator's answer to ``partition_id``."""
 functions: Any = spark_functions
 
 
@@ -36,23 +36,27 @@ def partition_id(
     tls_bundle: str = "",
     token_file: str = "",
 ) -> Column:
-    """Return an int column: the partition of each key, null for null. Vectorised. On Spark 4.0
-    it needs pandas, and a column of integers must not hold nulls.
+    """Return an int column: the partition of each key, null for null. Vectorised. On Spark 4.0 it
+    needs pandas, and a column of integers must not hold nulls.
 
     Args:
-        col: binary, a string or an integer, as option ``keyColumn`` takes them.
-        coordinators: ``host:port,…``: partitions and partitioner are the cluster's, asked for now.
-        keyspace: with ``coordinators``: those of this keyspace; by default of ``default``.
+        col: binary, a string or an integer, as in option ``keyColumn``.
+        coordinators: ``host:port,…``: use the cluster's number of partitions and partitioner,
+            requested now.
+        keyspace: with ``coordinators``: the keyspace whose settings are used; by default
+            ``default``.
         partition_count: 1 to 65,536; with ``crc16`` a power of two up to 16,384.
         partitioner: ``murmur2``, ``md5`` or ``crc16``; with a router as in ``murmur2(until:2f)``.
-        key_encoding: of integers, as option ``keyEncoding``.
-        tls_bundle, token_file: with ``coordinators``: as options ``tlsBundle`` and ``tokenFile``.
+        key_encoding: of integers, as in option ``keyEncoding``.
+        tls_bundle, token_file: with ``coordinators``: as in options ``tlsBundle`` and
+            ``tokenFile``.
 
     Raises:
-        ConfigurationError: no such partitioner, a count out of range, or a keyspace of no cluster.
+        ConfigurationError: no such partitioner, a count out of range, or a keyspace without
+            coordinators.
         UnknownKeyspaceError: there is no such keyspace.
-        PartitionerMismatchError: the cluster's answers otherwise here. (Where it does so in a task,
-            the task fails by it.)
+        PartitionerMismatchError: the cluster's partitioner gives other results here. (If it does so
+            in a task, the task fails with it.)
         UnavailableError: no coordinator answered.
     """
     if coordinators is not None:
@@ -63,7 +67,7 @@ def partition_id(
     elif keyspace:
         raise ConfigurationError(reason="keyspace: say by coordinators of which cluster")
     else:
-        known = make_partitioner(partitioner, partition_count)  # complain now, not in a task
+        known = make_partitioner(partitioner, partition_count)  # raise now, not in a task
     name, count, base, fingerprint = (
         known.name,
         known.partition_count,
@@ -84,7 +88,7 @@ def partition_id(
 
 
 def _of_pandas(of_arrow: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the function for Spark 4.0, which has no Arrow functions."""
+    """Wrap the function for Spark 4.0, which has no Arrow functions."""
     import pandas as pd
 
     def of_pandas(keys: Any) -> Any:

@@ -76,7 +76,7 @@ class Rates:
 
     partitions: Columns
     nodes: Mapping[int, Columns] = field(default_factory=dict)
-    rows: int = 0  # number of counted rows, of all partitions
+    rows: int = 0  # counted rows of all partitions
 
     def by_chance(self) -> float:
         """Return the approximate coefficient of variation of rows that are spread at random."""

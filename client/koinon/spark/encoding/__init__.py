@@ -1,1 +1,1 @@
-"""Keys and values of rows, made from Arrow columns."""
+"""Encodes keys and values of rows from Arrow columns, and decodes them."""

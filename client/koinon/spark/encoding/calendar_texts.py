@@ -1,8 +1,8 @@
-"""Texts of dates and timestamps, and back, for years that Arrow or Python cannot write or read.
+"""Formats and parses dates and timestamps of years that Arrow or Python does not support.
 
 Texts are ISO 8601 in the proleptic Gregorian calendar: year 0 is 1 BC, years before it begin with
 ``-``, years after 9999 with ``+``: ``-0044-03-15``, ``+12000-01-01``. The calendar repeats every
-400 years, so that Python's own computes all of them.
+400 years, so Python's own dates suffice for the computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTS_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_00
 
 
 def date_text(days: int) -> str:
-    """Return the text of a date, given in days since 1970."""
+    """Format a date, given in days since 1970."""
     cycles, rest = divmod(days - _BASE_DAYS, _CYCLE_DAYS)
     day = _BASE + dt.timedelta(rest)
     year = day.year + _CYCLE_YEARS * cycles
@@ -33,8 +33,8 @@ def date_text(days: int) -> str:
 
 
 def timestamp_text(count: int, unit: str) -> str:
-    """Return the text of a timestamp, given in units (``s`` to ``ns``) since 1970: six digits
-    behind the point, nine where there are nanoseconds.
+    """Format a timestamp, given in units (``s`` to ``ns``) since 1970: six digits of fractions,
+    nine for nanoseconds.
     """
     seconds, rest = divmod(count, COUNTS_PER_SECOND[unit])
     days, second = divmod(seconds, _DAY_S)
@@ -45,7 +45,11 @@ def timestamp_text(count: int, unit: str) -> str:
 
 
 def days_of(text: str) -> int:
-    """Return the days since 1970 of a date. Raises ValueError: the text is no date."""
+    """Parse a date; return its days since 1970.
+
+    Raises:
+        ValueError: the text is no date.
+    """
     found = _DATE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:40]!r} is no date")
@@ -53,8 +57,11 @@ def days_of(text: str) -> int:
 
 
 def micros_of(text: str, *, zoned: bool) -> int:
-    """Return the microseconds since 1970 of a timestamp; digits beyond them are cut off. ``zoned``:
-    the text ends in ``Z``, or else in no zone. Raises ValueError: the text is no such timestamp.
+    """Parse a timestamp; return its microseconds since 1970, with further digits cut off.
+    ``zoned``: the text ends in ``Z``; else it has no zone.
+
+    Raises:
+        ValueError: the text is no such timestamp.
     """
     found = _TIMESTAMP.fullmatch(text)
     if found is None or bool(found[8]) != zoned:

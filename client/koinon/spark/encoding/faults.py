@@ -1,9 +1,9 @@
-"""Rows that cannot be stored: found column-wise, and then refused or set aside.
+"""Rows that cannot be stored: found column by column, then refused or set aside.
 
-Each bad row has one fault, the first of: it could not be read, a null key, an empty or over-long
-one, one outside the prefix that is being overwritten, a null value, an over-long one, a string
-within a whole row that is not valid UTF-8 (Spark allows any bytes), which no JSON or MessagePack
-may hold, a time to live that is none. Of rows that delete their keys only the keys count.
+A bad row has one fault, the first of: it could not be read; a null key, an empty or over-long one,
+one outside the prefix that is being overwritten; a null value, an over-long one; in a whole row, a
+string that is not valid UTF-8 (Spark allows any bytes, JSON and MessagePack do not); an invalid
+time to live. In rows that delete their keys only the keys are checked.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 Found = tuple[BoolArray, str, str]
-"""The rows that have a fault, as a mask; the fault's column and its reason."""
+"""A mask of the faulty rows; the fault's column and its reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of rows; ``key_name`` and ``value_name`` name the columns in messages."""
+    """The limits of rows; ``key_name`` and ``value_name`` are the columns' names in messages."""
 
     key_name: str
     value_name: str
@@ -57,16 +57,18 @@ class Fault:
 
 
 class BadRows(Protocol):
-    """Takes bad rows: refuses them, or sets them aside."""
+    """Handles bad rows: refuses them, or sets them aside."""
 
     def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
-        """Take the faults of a record batch; ``rows_before`` were read before it."""
+        """Handle the faults of a record batch; ``rows_before``: the number of rows read before
+        it.
+        """
 
     def close(self) -> None:
-        """The task has read all its rows."""
+        """Finish: the task has read all its rows."""
 
     def discard(self) -> None:
-        """The task has failed."""
+        """Discard the rows set aside: the task has failed."""
 
 
 def find_faults(
@@ -79,10 +81,10 @@ def find_faults(
     deleted: BoolArray | None = None,
     others: Iterable[Found] = (),
 ) -> list[Fault]:
-    """Return the faults of rows (``binary`` arrays of one length); none in the common case.
-    ``whole``: the record batch, where whole rows are the values; ``malformed``: rows that could not
-    be read; ``deleted``: rows that delete
-    their keys, whose values are empty; ``others``: what was found elsewhere.
+    """Return the faults of rows (``binary`` arrays of one length); usually none. ``whole``: the
+    record batch, if whole rows are the values; ``malformed``: rows that could not be read;
+    ``deleted``: rows that delete their keys, whose values are empty; ``others``: faults that the
+    caller has found.
     """
     faults: list[Fault] = []
     fine: list[BoolArray] = []
@@ -127,7 +129,9 @@ def _key_faults(keys: Any, limits: Limits) -> Iterator[Found]:
 
 
 def undecodable_columns(batch: Any) -> Iterator[tuple[str, BoolArray]]:
-    """Yield the columns of a batch that hold strings which are not UTF-8, and the rows of those."""
+    """Yield the columns of a batch with strings that are not UTF-8, each with a mask of these
+    rows.
+    """
     if batch is not None:
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if not _is_text(column):
@@ -147,7 +151,7 @@ def _is_text(column: Any) -> bool:
 
 
 def _undecodable(column: Any) -> BoolArray:
-    """Return which values hold a string that is not valid UTF-8, one by one."""
+    """Return a mask of the values with a string that is not valid UTF-8, by checking each value."""
     bad = np.zeros(len(column), np.bool_)
     for at, scalar in enumerate(column):
         try:
@@ -158,7 +162,7 @@ def _undecodable(column: Any) -> BoolArray:
 
 
 def without(faults: list[Fault], rows: int) -> Any:
-    """Return the rows that have no fault, as an array to ``take`` by."""
+    """Return the rows without a fault, as an array for ``take``."""
     fine = np.ones(rows, np.bool_)
     for fault in faults:
         fine[fault.rows] = False
@@ -171,10 +175,10 @@ def _nulls(array: Any) -> BoolArray:
 
 
 class Refusing:
-    """Bad rows fail the task."""
+    """Lets bad rows fail the task."""
 
     def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
-        """Raise InvalidArgumentError: it names the columns, counts the rows and shows a few."""
+        """Raise InvalidArgumentError with the columns, the number of rows and a few examples."""
         said = []
         for fault in faults:
             shown = ", ".join(
@@ -197,8 +201,8 @@ class Refusing:
 
 
 class SettingAside:
-    """Bad rows go to a file of JSON lines: ``{"column": …, "reason": …, "row": {…}}``. The file is
-    made with the first of them.
+    """Writes bad rows to a file of JSON lines: ``{"column": …, "reason": …, "row": {…}}``. The file
+    is created with the first of them.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -208,7 +212,11 @@ class SettingAside:
         self._remove: Callable[[], None] = lambda: None
 
     def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
-        """Write the rows. Raises OSError as the file system does."""
+        """Write the rows.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         if self._out is None:
             self._open()
         for line in _lines(batch, faults):
@@ -232,7 +240,7 @@ class SettingAside:
             self._out.close()
 
     def discard(self) -> None:
-        """The attempt has failed: another one writes these rows again."""
+        """Delete the file: the attempt has failed, and another one writes these rows again."""
         if self._out is not None:
             self._out.close()
             self._remove()
@@ -247,7 +255,7 @@ def _lines(batch: Any, faults: list[Fault]) -> Iterator[bytes]:
 
 
 def _dicts(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch; bytes as base64, what JSON lacks as text."""
+    """Yield the rows of a batch as dicts; bytes as base64, types that JSON lacks as text."""
     columns = [plain_values(column, json=True) for column in batch.columns]
     for values in zip(*columns, strict=True):
         yield dict(zip(batch.schema.names, values, strict=True))

@@ -1,5 +1,5 @@
-"""Rows as JSON objects, column by column: each becomes an array of texts, and those are joined.
-The items of arrays, maps and structs are columns themselves, and have the same forms.
+"""Encodes rows as JSON objects, column by column: each column becomes an array of texts, and these
+are joined. Items of arrays, maps and structs are columns, too, and are encoded alike.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _PLAIN_SCALE_MAX: Final = 6  # of decimals that Arrow writes without exponents
 _DATE_CHARS: Final = len("2024-01-31")
 _TIMESTAMP_CHARS: Final = len("2024-01-31 12:00:00.000000")
 _ENDS: Final = {"s": binary_scalar(b".000000"), "ms": binary_scalar(b"000")}
-"""The digits that texts of timestamps lack of six, by unit."""
+"""The digits that Arrow's texts of timestamps lack to six, by unit."""
 
 
 def _escapes() -> tuple[U8Array, U8Array]:
-    """Return how many bytes each byte takes in a string, and which they are (256 x 6)."""
+    """Return the JSON escapes of all bytes: the length of each, and its characters (256 x 6)."""
     lengths = np.ones(256, np.uint8)
     texts = np.zeros((256, 6), np.uint8)
     texts[:, 0] = np.arange(256)
@@ -47,22 +47,22 @@ _ESCAPED_LENGTHS, _ESCAPED = _escapes()
 
 
 def encode_json(batch: Any) -> Any:
-    """Return the rows of a record batch as a ``binary`` array of JSON objects, in UTF-8. Strings
-    go as they are: ``faults.py`` finds those that are not UTF-8.
+    """Encode the rows of a record batch as JSON objects, a ``binary`` array of UTF-8. Strings are
+    not checked: ``faults.py`` finds those that are not UTF-8.
 
     Raises:
-        InvalidArgumentError: a column has a type that JSON has no form for.
+        InvalidArgumentError: a column has a type without a JSON form.
     """
     plain = plain_batch(batch)
     return _objects(plain.schema, plain.columns, plain.num_rows, name="")
 
 
 def encode_texts(column: Any, name: str) -> Any:
-    """Return each value of a column of a plain type as bytes: strings and bytes as they are, the
-    text that JSON has for anything else, without quotes. Null stays null.
+    """Encode each value of a column of a plain type: strings and bytes unchanged, anything else as
+    its JSON text without quotes. Null stays null.
 
     Raises:
-        InvalidArgumentError: the column has a type that JSON has no form for.
+        InvalidArgumentError: the column has a type without a JSON form.
     """
     kind = column.type
     if pa.types.is_binary(kind):
@@ -76,7 +76,9 @@ def encode_texts(column: Any, name: str) -> Any:
 
 
 def _objects(fields: Any, columns: Sequence[Any], rows: int, *, name: str) -> Any:
-    """Return an object per row. ``name``: of the column whose fields these are, in complaints."""
+    """Return a JSON object for each row. ``name``: the column that these are the fields of, for
+    errors.
+    """
     if not columns:
         return pa.array([b"{}"] * rows, pa.binary())
     parts: list[Any] = []
@@ -93,13 +95,15 @@ def _objects(fields: Any, columns: Sequence[Any], rows: int, *, name: str) -> An
 
 
 def _nulls_told(column: Any, text: Any, quoted: bool) -> Any:
-    """Return the whole texts of a column that has nulls."""
+    """Return the complete texts of a column that has nulls, with ``null`` in their places."""
     text = arrays.join(_QUOTE, text, _QUOTE) if quoted else text
     return pc.if_else(pc.is_valid(column), text, _NULL)
 
 
 def _texts(column: Any, name: str) -> tuple[Any, bool]:
-    """Return the texts of a column (anything where it is null), and whether they lack quotes."""
+    """Return the texts of a column (undefined where it is null), and whether they still need
+    quotes.
+    """
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return _text(column), False
@@ -130,7 +134,7 @@ def _texts(column: Any, name: str) -> tuple[Any, bool]:
 
 
 def _whole(column: Any, name: str) -> Any:
-    """Return the texts of a column with their quotes, and null as such."""
+    """Return the complete texts of a column, with quotes; null stays null."""
     text, quoted = _texts(column, name)
     if column.null_count:
         return _nulls_told(column, text, quoted)
@@ -143,7 +147,7 @@ def _lists(column: Any, name: str) -> Any:
 
 
 def _maps(column: Any, name: str) -> Any:
-    """Return maps as objects: whatever a key is, its text becomes a string."""
+    """Return maps as objects: the text of a key becomes a string."""
     kind = column.type.key_type
     if pa.types.is_nested(kind):
         raise InvalidArgumentError(
@@ -158,15 +162,15 @@ def _maps(column: Any, name: str) -> Any:
 
 
 def items_of(column: Any, part: Any) -> Any:
-    """Return the items that a column's lists (or maps) have in ``part``, the array of all items:
-    ``values``, ``keys`` or ``items`` of the column.
+    """Return the items of a column's lists (or maps) from ``part``, which is the column's
+    ``values``, ``keys`` or ``items``.
     """
     first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
     return part.slice(first, last - first)
 
 
 def _joined(column: Any, items: Any, opening: Any, closing: Any) -> Any:
-    """Return each list's items, as texts, with commas between and brackets around."""
+    """Return each list's items, as texts, joined by commas, in brackets."""
     offsets = arrays.numbers_of(column.offsets, np.int32)
     lists = pa.ListArray.from_arrays(arrays.i32_array(offsets - offsets[0]), items)
     return arrays.join(opening, pc.binary_join(lists, b","), closing)
@@ -193,8 +197,8 @@ def plain_decimals(column: Any) -> Any:
 
 
 def _floats(column: Any) -> Any:
-    """Return floats as the shortest texts that give the same number of this width, with a point
-    or an exponent: who reads them gets a float, and the sign of -0.0.
+    """Return floats as the shortest texts that parse to the same number of this width. They have a
+    point or an exponent, so that a reader gets a float, and keep the sign of -0.0.
     """
     text = _text(column)
     whole = pc.invert(pc.match_substring_regex(text, "[.en]"))
@@ -208,7 +212,7 @@ def _floats(column: Any) -> Any:
 
 
 def _escaped(text: Any) -> Any:
-    """Return strings with what JSON wants escaped, without quotes."""
+    """Return strings with the escapes of JSON, without quotes."""
     data = arrays.contents_of(text)
     if not ((data < 32) | (data == ord('"')) | (data == ord("\\"))).any():
         return text
@@ -217,7 +221,7 @@ def _escaped(text: Any) -> Any:
     ends = np.zeros(len(data) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     out = np.empty(int(ends[-1]), np.uint8)
-    for at in range(int(lengths.max())):  # the at-th byte of every character's text
+    for at in range(int(lengths.max())):  # byte number ``at`` of every character's text
         longer = np.flatnonzero(lengths > at)
         out[ends[longer] + at] = _ESCAPED[data[longer], at]
     return arrays.from_offsets(ends[offsets], out)
@@ -232,8 +236,8 @@ def iso_dates(column: Any) -> Any:
 
 
 def iso_timestamps(column: Any) -> Any:
-    """Return timestamps as ISO 8601 texts with six digits (nine where there are nanoseconds), ``Z``
-    after instants; any text for null.
+    """Return timestamps as ISO 8601 texts with six digits of fractions (nine for nanoseconds), with
+    ``Z`` for instants; undefined for null.
     """
     unit = column.type.unit
     numbers = column.view(pa.int64())
@@ -255,8 +259,8 @@ def iso_timestamps(column: Any) -> Any:
 
 
 def _replaced(text: Any, strange: BoolArray, numbers: Any, text_of: Callable[[int], str]) -> Any:
-    """Return the texts, those of years before 0 and after 9999 made anew of their numbers: Arrow
-    writes them without a sign, or tells that it cannot.
+    """Return the texts with those of years before 0 and after 9999 replaced: Arrow writes these
+    without a sign, or not at all.
     """
     if not strange.any():
         return text
@@ -266,7 +270,7 @@ def _replaced(text: Any, strange: BoolArray, numbers: Any, text_of: Callable[[in
 
 
 def iso_times(column: Any) -> Any:
-    """Return times of day as texts with six digits (nine where there are nanoseconds), empty for
+    """Return times of day as texts with six digits of fractions (nine for nanoseconds), empty for
     null.
     """
     unit = column.type.unit
@@ -276,8 +280,8 @@ def iso_times(column: Any) -> Any:
 
 
 def _short(text: Any, unit: str) -> Any:
-    """Return texts that end in fractions of a second as bytes. Of nanoseconds the last three digits
-    go where they are zeros.
+    """Return texts that end in fractions of a second as bytes. The last three digits of nanoseconds
+    are dropped if they are zeros.
     """
     if unit == "ns":
         text = pc.replace_substring_regex(text, r"(\.\d{6})000$", r"\1")

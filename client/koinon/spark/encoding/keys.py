@@ -35,10 +35,11 @@ def key_bytes(*parts: bytes | str | int, encoding: str = "binary") -> bytes:
     """Return the key of these column values. ``encoding``: as option ``keyEncoding``.
 
     >>> key_bytes("user", 7)
-    b'user\\x00\\x00\\x80\\x00\\x00\\x00\\x00\\x00\\x00\\x07'
+    b'user\x00\x00\x80\x00\x00\x00\x00\x00\x00\x07'
 
     Raises:
-        InvalidArgumentError: no part, one of another type, or an integer beyond 64 bits.
+        InvalidArgumentError: there is no part, a part has another type, or an integer exceeds 64
+            bits.
     """
     if not parts:
         raise InvalidArgumentError(field="parts", reason="a key has at least one")
@@ -63,10 +64,10 @@ def _part(part: bytes | str | int, encoding: str, *, several: bool) -> bytes:
 
 
 def encode_keys(columns: Sequence[Any], encoding: str) -> Any:
-    """Return the keys of Arrow columns of one length as a ``binary`` array, null where a part is.
+    """Encode Arrow columns of one length as keys, a ``binary`` array; null if a part is null.
 
     Raises:
-        InvalidArgumentError: a column holds lists, structs or maps, or has no form in JSON.
+        InvalidArgumentError: a column holds lists, structs or maps, or a type without a JSON form.
     """
     if len(columns) == 1:
         return _encoded(columns[0], encoding)
@@ -76,7 +77,7 @@ def encode_keys(columns: Sequence[Any], encoding: str) -> Any:
 
 
 def _encoded(column: Any, encoding: str) -> Any:
-    """Return the bytes of one column."""
+    """Encode the only column of a key."""
     import pyarrow as pa
 
     from koinon.spark.encoding.json_values import encode_texts
@@ -100,7 +101,7 @@ def _is_ordered(kind: Any, encoding: str) -> bool:
 
 
 def _encoded_part(column: Any, encoding: str) -> Any:
-    """Return the bytes of one column of several."""
+    """Encode one of several columns of a key."""
     import pyarrow.compute as pc
 
     from koinon.spark.encoding import arrays
@@ -115,7 +116,7 @@ def _encoded_part(column: Any, encoding: str) -> Any:
 
 
 def _ordered(column: Any) -> Any:
-    """Return integers as 8 bytes that sort like them."""
+    """Encode integers as 8 bytes that sort like them."""
     import numpy as np
 
     from koinon.spark.encoding import arrays

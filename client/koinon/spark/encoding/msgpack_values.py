@@ -1,9 +1,9 @@
-"""Rows as MessagePack maps, column by column.
+"""Encodes rows as MessagePack maps, column by column.
 
-Whatever has one width in a batch (names, numbers, the heads of strings) becomes columns of one
-matrix of bytes; between such matrices lie the strings themselves. Each row is joined from few
-parts. Heads take the width that the batch's longest string needs, integers that of their column:
-valid MessagePack, if not the shortest.
+Parts that have one width in a batch (names, numbers, the heads of strings) become columns of a byte
+matrix; the strings themselves lie between such matrices. Each row is joined from a few parts. A
+head takes the width that the batch's longest string needs, an integer the width of its column:
+valid MessagePack, though not the shortest.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Fixed = bytes | U8Array
 
 
 def encode_msgpack(batch: Any) -> Any:
-    """Return the rows of a record batch as a ``binary`` array of MessagePack maps.
+    """Encode the rows of a record batch as MessagePack maps, a ``binary`` array.
 
     Raises:
-        InvalidArgumentError: a column has a type that MessagePack has no form for.
+        InvalidArgumentError: a column has a type without a MessagePack form.
     """
     batch, rows = plain_batch(batch), batch.num_rows
     fixed: list[Fixed] = [_map_head(batch.num_columns)]
@@ -62,7 +62,7 @@ def encode_msgpack(batch: Any) -> Any:
 
 
 def _matrix_array(fixed: list[Fixed], rows: int) -> Any:
-    """Return the parts, side by side, as an array."""
+    """Join the parts side by side as an array."""
     widths = [len(part) if isinstance(part, bytes) else part.shape[1] for part in fixed]
     matrix = np.empty((rows, sum(widths)), np.uint8)
     at = 0
@@ -75,8 +75,8 @@ def _matrix_array(fixed: list[Fixed], rows: int) -> Any:
 
 
 def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
-    """Return the fixed parts of a column's values and, if they have one, the part of any length;
-    anything where the column is null.
+    """Encode a column's values as parts of fixed width and, if necessary, one of variable width;
+    undefined where the column is null.
     """
     kind = column.type
     if pa.types.is_integer(kind):
@@ -105,7 +105,9 @@ def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
 
 
 def _text_of(column: Any) -> Any:
-    """Return the texts of a column (anything where it is null); None if its type has none."""
+    """Return the texts of a column (undefined where it is null); None if its type has no text
+    form.
+    """
     kind = column.type
     if pa.types.is_string(kind):
         return _filled(column.cast(pa.binary()))
@@ -148,7 +150,7 @@ def _big_endian(column: Any, letter: str) -> U8Array:
 
 
 def _timestamps(column: Any) -> list[Fixed]:
-    """Return instants in the shortest format of the type -1 that has room for all."""
+    """Encode instants in the shortest format of extension type -1 that fits all of them."""
     per_second = COUNTS_PER_SECOND[column.type.unit]
     counts = arrays.numbers_of(column.view(pa.int64()), np.int64)
     seconds, rest = np.divmod(counts, per_second)
@@ -183,7 +185,9 @@ def _text_head(length: int) -> bytes:
 
 
 def _text_heads(longest: int) -> tuple[int, int]:
-    """Return the first byte of a string and how many bytes of length follow (0: in the first)."""
+    """Return the first byte of a string and the number of length bytes after it (0: the length is
+    in the first byte).
+    """
     if longest < 32:
         return 0xA0, 0
     return _wide_heads(longest, 0xD9)

@@ -1,8 +1,8 @@
-"""Columns as lists of plain Python values: nested columns of MessagePack, and whole rows that are
-shown because they cannot be stored.
+"""Converts columns to lists of plain Python values: for nested columns of MessagePack, and for
+showing whole rows that cannot be stored.
 
-Structs become dicts by field name, lists lists, maps dicts. A value that neither form has a plain
-type for takes the text that it has in JSON (``json_values.py``).
+Structs become dicts by field name, lists lists, maps dicts. A value of a type that neither form
+supports becomes its JSON text (``json_values.py``).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from koinon.spark.encoding.plain_types import plain_type
 
 
 def plain_values(column: Any, *, json: bool) -> list[Any]:
-    """Return the values of a column. ``json``: only types that JSON has, keys of maps as text; else
-    instants are MessagePack's own timestamps. Bytes of a string that are not UTF-8 are shown as
-    ``\\xff``.
+    """Return the values of a column. ``json``: only types that JSON has, with maps' keys as text;
+    else instants become MessagePack's own timestamps. Bytes of a string that are not UTF-8 are
+    shown as ``\xff``.
     """
     kind = plain_type(column.type)
     if column.type != kind:
@@ -34,7 +34,7 @@ def plain_values(column: Any, *, json: bool) -> list[Any]:
 
 
 def _values(column: Any, json: bool) -> Iterable[Any]:
-    """Yield the values of a column of a plain type; anything where it is null."""
+    """Yield the values of a column of a plain type; undefined where it is null."""
     kind = column.type
     if pa.types.is_struct(kind):
         if not kind.num_fields:
@@ -70,14 +70,15 @@ def _leaves(column: Any, json: bool) -> list[Any]:
     if pa.types.is_binary(kind):
         found = column.to_pylist()
         return [b64encode(value or b"").decode() for value in found] if json else list(found)
-    if pa.types.is_duration(kind) or pa.types.is_interval(kind):  # rows that are shown may have it
+    # only in rows that are shown, since no encoding has a form for them
+    if pa.types.is_duration(kind) or pa.types.is_interval(kind):
         return [str(value) for value in column.to_pylist()]
     texts = encode_texts(column, "").to_pylist()
     return [(text or b"").decode(errors="backslashreplace") for text in texts]
 
 
 def _cut(column: Any, items: list[Any]) -> Iterable[list[Any]]:
-    """Return the items of each list of a column; ``items``: of all lists, joined."""
+    """Return the items of each list of a column; ``items``: the items of all lists, joined."""
     offsets = column.offsets.to_pylist()
     first = offsets[0]
     return (items[start - first : end - first] for start, end in pairwise(offsets))
@@ -92,7 +93,7 @@ def _key(key: Any, json: bool) -> Any:
 
 
 def json_float(value: float) -> float | str:
-    """Return the form of a float in JSON: text for NaN and the infinities."""
+    """Return the JSON form of a float: text for NaN and the infinities."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

@@ -1,7 +1,7 @@
-"""The types that the encoders know, and columns of other Arrow types as such.
+"""The Arrow types that the encoders support, and conversion of other types to them.
 
-Files and Spark have strings, bytes and lists in several layouts (large, view, dictionary, of fixed
-size), and numbers and dates in several widths. One layout of each is enough for whoever encodes.
+Files and Spark have strings, bytes and lists in several layouts (large, view, dictionary, fixed
+size), and numbers and dates in several widths. The encoders support one layout of each.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _LEAVES: dict[str, Any] = {
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the type that a column of this type is encoded as. A type that the encoders have no
-    form for stays as it is.
+    """Return the type that a column of this type is converted to before it is encoded. An
+    unsupported type is returned unchanged.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
@@ -41,7 +41,7 @@ def plain_type(kind: Any) -> Any:
 
 
 def plain_batch(batch: Any) -> Any:
-    """Return the record batch with columns of plain types."""
+    """Return the record batch with its columns converted to plain types."""
     fields = [field.with_type(plain_type(field.type)) for field in batch.schema]
     if [field.type for field in fields] == batch.schema.types:
         return batch

@@ -1,10 +1,10 @@
-"""Values that hold whole rows, back as typed columns: what ``values.py`` writes, and other JSON
-objects or MessagePack maps. Only the fields that are asked for are made; one that a row lacks is
-null. One value is one row, always: a value that holds no row, or more than one, or a field of
-another type, is malformed as a whole.
+"""Decodes values that hold whole rows into typed columns: those of ``values.py``, and other JSON
+objects or MessagePack maps. Only the requested fields are decoded; a field that a row lacks is
+null. One value is always one row: a value that holds no row, several rows, or a field of another
+type is malformed as a whole.
 
-JSON goes column by column through Arrow's reader. What that cannot read (numbers as ``"NaN"``,
-maps, malformed values) goes row by row, as MessagePack does.
+JSON goes column by column through Arrow's reader. Values that Arrow cannot read (numbers as
+``"NaN"``, maps, malformed values) go row by row, as MessagePack does.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _TYPES: Final[dict[str, Any]] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }
-"""By types as Spark's schema writes them in JSON; decimals and nested types are beside them."""
+"""Arrow types by Spark types as its schema writes them in JSON; decimals and nested types are
+handled separately.
+"""
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _SIZED_TEXT: Final = re.compile(r"(?:var)?char\(\d+\)|string collate .*")
 
 Convert = Callable[[Any], Any]
-"""Makes what Arrow takes for a type of a value that a parser has read. Raises any exception where
-the value has another type.
-"""
+"""Converts a parsed value for Arrow. Raises any exception if the value has another type."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowForm:
-    """The rules by which a value is parsed into a row.
+    """The rules for decoding a value into a row.
 
     ``fields``: an Arrow schema. ``encoding``: ``json`` or ``msgpack``. ``mode``: a malformed value
-    is a row of nulls (PERMISSIVE), no row (DROPMALFORMED) or ends the read (FAILFAST). ``corrupt``:
-    the Arrow field, string or binary, that a malformed value goes to; null for other rows.
+    becomes a row of nulls (PERMISSIVE), no row (DROPMALFORMED) or ends the read (FAILFAST).
+    ``corrupt``: the Arrow field, string or binary, for a malformed value; null for other rows.
     """
 
     fields: Any
@@ -82,7 +82,7 @@ def field_of(name: str, kind: Any, *, nullable: bool = True) -> Any:
     """Return the Arrow field of a column; ``kind``: its type as Spark's schema writes it in JSON.
 
     Raises:
-        ConfigurationError: the column has a type that is not read from rows.
+        ConfigurationError: rows cannot be decoded into this type.
     """
     made = _arrow_type(kind)
     if made is None:
@@ -95,7 +95,7 @@ def field_of(name: str, kind: Any, *, nullable: bool = True) -> Any:
 
 
 def _arrow_type(kind: Any) -> Any:
-    """Return the Arrow type, or None where there is none."""
+    """Return the Arrow type, or None if there is none."""
     if isinstance(kind, str):
         if decimal := _DECIMAL.fullmatch(kind):
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
@@ -121,14 +121,14 @@ def _arrow_type(kind: Any) -> Any:
 
 
 def decode_rows(keys: Any, values: Any, form: RowForm) -> tuple[dict[str, Any], Any]:
-    """Return the columns of the rows in ``values``, by name, and which of the rows these are: an
-    array of row numbers, or None for all. ``keys`` and ``values``: ``binary`` arrays.
+    """Decode the rows in ``values``; return their columns by name, and the numbers of the decoded
+    rows (None: all). ``keys`` and ``values``: ``binary`` arrays.
 
     Raises:
         InvalidArgumentError: mode FAILFAST, and a value is malformed; the error names its key.
     """
     if form.encoding == "json":
-        with suppress(pa.ArrowException):  # it does not say of which row
+        with suppress(pa.ArrowException):  # Arrow's error does not name the row
             columns = dict(zip(form.fields.names, _decode_json(values, form.fields), strict=True))
             if form.corrupt is not None:
                 columns[form.corrupt.name] = pa.nulls(len(values), form.corrupt.type)
@@ -146,7 +146,7 @@ def _decode_one_by_one(keys: Any, values: Any, form: RowForm) -> tuple[dict[str,
         malformed = None
         try:
             row = _converted(parse(value), converts)
-        except Exception as error:  # whatever a parser meets
+        except Exception as error:  # any exception of a parser
             if form.mode == FAILFAST:
                 reason = f"the value of key {keys[at].as_py()!r}: {str(error)[:_REASON_CHARS_MAX]}"
                 raise InvalidArgumentError(field="valueEncoding", reason=reason) from error
@@ -177,7 +177,7 @@ def _corrupt_column(values: Sequence[bytes | None], kind: Any) -> Any:
 
 
 def _parse_json(value: bytes) -> Any:
-    return json.loads(value.decode())  # of bytes it guesses the encoding
+    return json.loads(value.decode())  # for bytes json guesses the encoding
 
 
 def _parse_msgpack(value: bytes) -> Any:
@@ -196,16 +196,17 @@ _PARSERS: Final[dict[str, Callable[[bytes], Any]]] = {
 
 
 def _decode_json(values: Any, fields: Any) -> list[Any]:
-    """Return the columns of JSON objects.
+    """Decode JSON objects into columns.
 
     Raises:
-        ArrowException: a value is malformed, or has a form that only ``_decode_one_by_one`` reads.
+        ArrowException: a value is malformed, or has a form that only ``_decode_one_by_one``
+            supports.
     """
     if not len(values):
         return [pa.array([], field.type) for field in fields]
     if any(pa.types.is_nested(field.type) and not _is_plain(field.type) for field in fields):
         raise pa.ArrowInvalid("items with no type of JSON's own")
-    row_number = uuid.uuid4().hex[:12]  # no value can have guessed it
+    row_number = uuid.uuid4().hex[:12]  # random: no stored value contains it
     data = arrays.contents_of(_numbered(values, row_number))
     as_text = [
         field.with_type(field.type if _is_plain(field.type) else _TEXT).with_nullable(True)
@@ -234,8 +235,8 @@ def _decode_json(values: Any, fields: Any) -> list[Any]:
 
 
 def _numbered(values: Any, name: str) -> Any:
-    """Return objects as lines, each with its row number as its first field. So the numbers of all
-    objects that are read say which value each is of, and whether there were others.
+    """Return the objects as lines, each with its row number as its first field. The numbers of the
+    objects that Arrow reads then show which value each belongs to, and whether a value had several.
     """
     offsets, data = arrays.offsets_of(values), arrays.bytes_of(values)
     lengths = arrays.lengths_of(values)
@@ -251,7 +252,7 @@ def _numbered(values: Any, name: str) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
-    """True for types that JSON has itself, and lists and structs of them."""
+    """Return whether JSON itself has the type, or it is a list or struct of such types."""
     if pa.types.is_list(kind) or pa.types.is_struct(kind):
         return all(_is_plain(kind.field(at).type) for at in range(kind.num_fields))
     return bool(
@@ -263,7 +264,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _lacks(column: Any, field: Any) -> bool:
-    """Return whether a column has a null where its field, or one within, is NOT NULL."""
+    """Return whether a column has a null where its field, or a nested one, is NOT NULL."""
     if column.null_count:
         if not field.nullable:
             return True
@@ -291,12 +292,12 @@ def _from_text(column: Any, kind: Any) -> Any:
 def _bytes(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
-    except ValueError as error:  # binascii's
+    except ValueError as error:  # binascii.Error is a ValueError
         raise pa.ArrowInvalid(f"{text[:40]!r} is no base64") from error
 
 
 def _in_micros(texts: Any) -> Any:
-    """Cut nanoseconds off the texts of timestamps, as Spark does: its own have microseconds."""
+    """Cut timestamps' texts to microseconds, as Spark does."""
     long = pc.greater(pc.binary_length(texts), _MICROS_CHARS_MAX)
     if not pc.any(long).as_py():
         return texts
@@ -307,7 +308,7 @@ def _in_micros(texts: Any) -> Any:
 
 
 def _converting(field: Any) -> Convert:
-    """Return the function that turns a field's parsed value or None into an Arrow value."""
+    """Return the function that converts a field's parsed value, or None, for Arrow."""
     convert, name, kind = _conversion(field.type), field.name, field.type
 
     def converted(value: Any) -> Any:
@@ -317,7 +318,7 @@ def _converting(field: Any) -> Convert:
             return None
         try:
             return convert(value)
-        except Exception as error:  # whatever a conversion meets
+        except Exception as error:  # any exception of a conversion
             raise ValueError(f"field {name!r} is no {kind}: {error}") from error
 
     return converted
@@ -361,7 +362,7 @@ _KEY_PARSERS: Final[Mapping[str, Convert]] = {
     "bool": json.loads,
     **dict.fromkeys(("int8", "int16", "int32", "int64"), int),
 }
-"""Of maps' keys, which are texts in JSON."""
+"""Conversions for maps' keys, which are texts in JSON."""
 
 
 def _mapping(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -377,7 +378,7 @@ def _sequence(value: Any) -> list[Any]:
 
 
 def _micros(value: Any, kind: Any) -> int:
-    """Return the microseconds since 1970 of a timestamp: a text, or MessagePack's own."""
+    """Return the microseconds since 1970 of a timestamp: a text, or MessagePack's own type."""
     if isinstance(value, str):
         try:
             count = micros_of(value, zoned=bool(kind.tz))

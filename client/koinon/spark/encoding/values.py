@@ -44,15 +44,17 @@ ENCODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "json": encode_json,
     "msgpack": encode_msgpack,
 }
-"""From the name to what makes a ``binary`` array of a record batch, one value a row."""
+"""The encoders by name: each returns a ``binary`` array with one value for each row of a record
+batch.
+"""
 
 
 def encode_column(column: Any, name: str) -> Any:
-    """Return a value column as a ``binary`` array: strings and bytes as they are, anything else as
-    the table has it for JSON, without quotes around a text.
+    """Encode a value column as a ``binary`` array: strings and bytes unchanged, anything else as in
+    the table above for JSON, without quotes around a text.
 
     Raises:
-        InvalidArgumentError: the column has a type that JSON has no form for.
+        InvalidArgumentError: the column has a type without a JSON form.
     """
     kind = plain_type(column.type)
     return encode_texts(column if column.type == kind else column.cast(kind), name)

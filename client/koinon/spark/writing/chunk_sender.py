@@ -1,8 +1,8 @@
-"""Sending one attempt's chunks to the primaries of their partitions.
+"""Sends one attempt's chunks to the primaries of their partitions.
 
-Chunks gather per owner into messages; few messages are under way at once. What a node refuses, or
-leaves unanswered, is sent again under the same numbers, to the partitions' primaries of that time:
-staging twice is staging once. The first error that is final ends the attempt.
+Chunks are collected into messages by owner; few messages are in flight at once. Chunks that a node
+refuses or does not answer are sent again under the same numbers, to the partitions' present
+primaries: staging a chunk twice has the effect of once. The first final error ends the attempt.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from koinon_proto.v1 import loads_pb2
 MESSAGE_BYTES: Final = 2 * 1024 * 1024
 MESSAGE_BYTES_MIN: Final = 256 * 1024
 GATHERING_BYTES: Final = 32 * 1024 * 1024
-"""Of all messages that are being filled: with many owners, messages are smaller."""
+"""The limit of bytes in all unfinished messages: with many owners, messages are smaller."""
 IN_FLIGHT_PER_OWNER: Final = 2
 IN_FLIGHT: Final = 12
-"""Messages of one attempt under way at once, over all owners."""
+"""The limit of one attempt's messages in flight, over all owners."""
 _CHUNKS: Final = loads_pb2.StageRequest.CHUNKS_FIELD_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A chunk under its number within the attempt."""
+    """A chunk with its number within the attempt."""
 
     number: int
     chunk: Chunk
@@ -42,7 +42,7 @@ class Numbered:
 
 @dataclass(slots=True)
 class Message:
-    """Chunks on their way to one owner."""
+    """Chunks for one owner, in one request."""
 
     owner: str
     chunks: list[Numbered] = field(default_factory=list)
@@ -54,17 +54,15 @@ class Message:
 
 
 class Pace:
-    """Holds back what would exceed so many bytes a second (0: nothing), after a burst of one
-    second's worth.
-    """
+    """Limits the bytes a second (0: no limit), after a burst of one second's worth."""
 
     def __init__(self, bytes_per_second: int, *, now: Callable[[], float] = time.monotonic) -> None:
         self._rate = bytes_per_second
         self._now = now
-        self._free_at = now() - 1.0  # when all that was let through is paid for
+        self._free_at = now() - 1.0  # when the bytes so far are within the rate
 
     def delay_s(self, size: int) -> float:
-        """Return how long to wait before these bytes are sent."""
+        """Return the delay in seconds before this many bytes are sent."""
         if not self._rate:
             return 0.0
         now = self._now()
@@ -73,7 +71,7 @@ class Pace:
 
 
 class ChunkSender:
-    """Stages the chunks of one attempt. ``add`` and ``finish`` are called by one thread."""
+    """Stages the chunks of one attempt. Only one thread may call ``add`` and ``finish``."""
 
     def __init__(
         self,
@@ -93,16 +91,16 @@ class ChunkSender:
         self._filling: dict[str, Message] = {}  # by owner
         self._next_number = 0  # of the attempt's next chunk
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="koinon-stage")
-        self._changed = threading.Condition()  # guards what follows, and the counts
-        self._in_flight: dict[str, int] = {}  # messages by the owner that they were made for
-        self._error: BaseException | None = None  # the first one; ends the attempt
-        self._stopped = threading.Event()  # senders try no more
+        self._changed = threading.Condition()  # guards the following fields, and the counts
+        self._in_flight: dict[str, int] = {}  # messages by the owner that they were built for
+        self._error: BaseException | None = None  # the first error; ends the attempt
+        self._stopped = threading.Event()  # tells senders to stop
         self.rows = 0
-        """The rows that are staged, as their nodes have answered."""
+        """Staged rows, as counted by their nodes."""
         self.bytes = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Take a chunk; wait while too much is under way.
+        """Add a chunk; wait while too many messages are in flight.
 
         Raises:
             KoinonError: the attempt has failed.
@@ -120,7 +118,7 @@ class ChunkSender:
             self._send_off(message)
 
     def finish(self) -> None:
-        """Send what is left; return when all is staged. Raises as ``add`` does."""
+        """Send the remaining chunks; return when all are staged. Raises as ``add`` does."""
         for message in self._filling.values():
             self._send_off(message)
         self._filling = {}
@@ -129,14 +127,16 @@ class ChunkSender:
         self._check()
 
     def fail(self, error: BaseException) -> None:
-        """End the attempt: what is under way stops, ``add`` and ``finish`` raise. Any thread."""
+        """Fail the attempt: messages in flight stop, ``add`` and ``finish`` raise. From any
+        thread.
+        """
         with self._changed:
             self._error = self._error or error
             self._stopped.set()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop what is under way, and wait for it."""
+        """Stop the messages in flight, and wait for them."""
         self._stopped.set()
         self._senders.shutdown(wait=True, cancel_futures=True)
 
@@ -159,10 +159,10 @@ class ChunkSender:
         )
 
     def _send(self, message: Message) -> None:
-        """Send until all its chunks are staged. Runs in a thread of its own."""
+        """Send a message until all its chunks are staged. Runs in a thread of its own."""
         try:
             self._deliver(message.chunks)
-        except BaseException as error:  # whatever it is, the task's own thread raises it
+        except BaseException as error:  # any exception: the task's own thread raises it
             self.fail(error)
         finally:
             with self._changed:
@@ -193,7 +193,7 @@ class ChunkSender:
     def _stage(
         self, owner: str, chunks: list[Numbered], routing: Routing
     ) -> dict[int, KoinonError]:
-        """Send chunks to one node; return the partitions that are not staged, and why."""
+        """Send chunks to one node; return the errors of partitions that are not staged."""
         if not owner:
             return {n.chunk.partition_id: routing.offline(n.chunk.partition_id) for n in chunks}
         request = loads_pb2.StageRequest(

@@ -1,8 +1,9 @@
-"""From rows in any order to chunks of one partition each, sorted by key. No network, no Spark.
+"""Turns rows in any order into chunks of one partition each, sorted by key. Without network or
+Spark.
 
-Rows are buffered up to a bound of bytes, then hashed and sorted as one lot, and cut into chunks,
-lazily: while some chunks are on their way, the next are packed. A chunk
-(``koinon_proto.contract.columns``) has up to ``CHUNK_BYTES``, unless one row alone has more.
+Rows are buffered up to a limit of bytes, then hashed and sorted as one lot, and cut into chunks
+lazily: while some chunks are in flight, the next are packed. A chunk
+(``koinon_proto.contract.columns``) has up to ``CHUNK_BYTES``, unless a single row is larger.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from koinon_proto.partitioner import Partitioner
 
 CHUNK_BYTES: Final = 256 * 1024
 GATHERED_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of rows that are brought into their order at once."""
+"""The limit of bytes whose rows are reordered at once."""
 ROW_BYTES: Final = 16
-"""Of a row beside its key and value: lengths, and its order."""
+"""The bytes of a row beside key and value: their lengths, and its order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +52,18 @@ class Batcher:
         self._buffered = 0  # bytes, as encoded
         self.rows_of: I64Array = np.zeros(partitioner.partition_ids.stop, np.int64)
         self.bytes = 0
-        """Of keys and values so far."""
+        """Bytes of keys and values so far."""
 
     @property
     def full(self) -> bool:
-        """True when ``chunks`` is to be called before more is added."""
+        """True when ``chunks`` must be called before more rows are added."""
         return self._buffered >= self._memory_bytes
 
     def add(
         self, keys: Any, values: Any, orders: U64Array | None, expiries: U64Array | None = None
     ) -> None:
-        """Buffer rows: ``binary`` arrays without nulls; with ``orders`` always, or never, and with
-        ``expiries`` likewise.
+        """Buffer rows: ``binary`` arrays without nulls. ``orders`` must be given in every call or
+        in none, and so must ``expiries``.
         """
         if not len(keys):
             return
@@ -77,7 +78,7 @@ class Batcher:
         self.bytes += size
 
     def chunks(self) -> Iterator[Chunk]:
-        """Cut everything that is buffered, in (partition, key) order; the buffer is empty then."""
+        """Cut all buffered rows into chunks, in (partition, key) order, and empty the buffer."""
         if not self._keys:
             return
         keys, values = pa.concat_arrays(self._keys), pa.concat_arrays(self._values)
@@ -103,7 +104,7 @@ class Batcher:
         order: I64Array,
         cuts: list[Cut],
     ) -> Iterator[Chunk]:
-        """Bring the rows of some cuts into their order; pack each cut."""
+        """Reorder the rows of some cuts, and pack each cut."""
         start = cuts[0].start
         rows = order[start : cuts[-1].stop]
         taken = arrow.indices(rows)
@@ -126,7 +127,7 @@ class Batcher:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows ``start`` to ``stop`` of the sorted lot make one chunk."""
+    """Rows ``start`` to ``stop`` of the sorted lot, which form one chunk."""
 
     partition_id: int
     start: int
@@ -135,7 +136,7 @@ class Cut:
 
 
 class _Column:
-    """A ``binary`` array, for parts of it."""
+    """A ``binary`` array, for access to parts of it."""
 
     def __init__(self, array: Any) -> None:
         self._offsets = arrays.offsets_of(array)
@@ -147,7 +148,7 @@ class _Column:
 
 
 def _cut(sizes: I64Array, rows_of: npt.NDArray[np.intp]) -> list[Cut]:
-    """Return the chunks' bounds. ``sizes``: bytes of each row, in (partition, key) order."""
+    """Return the bounds of the chunks. ``sizes``: bytes of each row, in (partition, key) order."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     partition_ids = np.flatnonzero(rows_of)
@@ -167,7 +168,7 @@ def _cut(sizes: I64Array, rows_of: npt.NDArray[np.intp]) -> list[Cut]:
 
 
 def _gather(cuts: list[Cut]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of cuts that are brought into their order together."""
+    """Yield the first and the last cut of each group that is reordered at once."""
     first, size = 0, 0
     for at, cut in enumerate(cuts):
         size += cut.size

@@ -1,8 +1,8 @@
-"""A write job as its tasks and its driver know it, and what the driver does with their reports.
+"""A write job as its tasks and its driver know it, and the commit by the driver.
 
-The job's id names its load: the first that needs the load opens it, all others get the same one.
-What a task staged counts if its report is among those that the driver commits; what retried,
-speculative or killed attempts staged is never named, and goes with the load.
+The job's id identifies its load: the first process that needs the load opens it, and all others get
+the same one. A task's staged rows count if its report is among those that the driver commits; rows
+staged by retried, speculative or killed attempts are not committed, and are deleted with the load.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from koinon_proto.process.printable import printable, stream_of
 POLL_S, POLL_S_MAX = 0.05, 0.3
 ABORT_TIMEOUT_S: Final = 20.0
 SILENT_S: Final = 3.0
-"""A merge that takes longer says how far it is."""
+"""The time after which a merge logs its progress."""
 SAY_EVERY_S: Final = 5.0
 
 
@@ -57,12 +57,12 @@ class Job:
     stream_batch: StreamBatch | None = None
 
     def open(self, loads: LoadsClient) -> OpenedLoad:
-        """Open the job's load, or return it if somebody has. Of a micro-batch it may be committed.
+        """Open the job's load, or return the open one. The load of a micro-batch may be committed.
 
         Raises:
             LoadClosedError: it has been closed meanwhile.
-            UnknownKeyspaceError: the keyspace has been dropped, whether or not there is another of
-                its name.
+            UnknownKeyspaceError: the keyspace has been dropped, even if a new keyspace has its
+                name.
             KoinonError: as ``LoadsClient.open_load``.
         """
         try:
@@ -92,7 +92,7 @@ class Job:
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
     """The rows that an attempt staged. ``load_id`` 0: none. ``applied``: its micro-batch had been
-    committed before, by the load ``load_id``, if that is still known, and nothing was staged now.
+    committed before, by load ``load_id`` if still known, and no row was staged now.
     ``partition_ids`` and ``rows_of`` are columns: int32 and int64.
     """
 
@@ -112,21 +112,21 @@ class TaskReport:
 
 @dataclass(kw_only=True)
 class Commit:
-    """Makes a job's load final, and waits until it is readable."""
+    """Commits a job's load, and waits until it is readable."""
 
     job: Job
     reports: Sequence[TaskReport]
     out: TextIO = field(default_factory=lambda: stream_of(stderr=True))
 
     def run(self) -> None:
-        """Commit what the reports name.
+        """Commit the rows in the reports.
 
         Raises:
             InvalidArgumentError: keys repeat, and there is no orderBy; the load is aborted.
             LoadClosedError: the load was aborted meanwhile, by its timeout or an operator.
             LoadIncompleteError: staged rows are missing.
-            UnknownFateError: the commit was lost with all coordinators, or its answer was.
-            UnavailableError: it was not served in time; what the text says of the load holds.
+            UnknownFateError: the commit was lost with all coordinators, or its answer was lost.
+            UnavailableError: it was not served in time; the text says the state of the load.
         """
         self._commit(sorted(self.reports, key=lambda report: report.task))
         bad_rows = sum(report.bad_rows for report in self.reports)
@@ -166,7 +166,7 @@ class Commit:
             self._wait(loads, load_id)
 
     def _open_empty(self, loads: LoadsClient) -> int:
-        """Open a load that only deletes; return 0 where that has been done before."""
+        """Open a load that only deletes; return 0 if it was applied before."""
         opened = self.job.open(loads)
         if opened.load_id and opened.state is not LoadState.OPEN:
             self._wait(loads, opened.load_id)
@@ -176,8 +176,8 @@ class Commit:
     def _wait_for_applied(
         self, loads: LoadsClient, load_id: int, staged: Sequence[TaskReport]
     ) -> None:
-        """The micro-batch had been committed before. What some tasks staged before they could know
-        is dropped.
+        """Wait for the load that committed the micro-batch before. Rows that some tasks staged
+        before they could know are dropped.
         """
         for other in {report.load_id for report in staged} - {load_id}:
             with suppress(LoadClosedError):
@@ -207,7 +207,7 @@ class Commit:
             )
 
     def _wait(self, loads: LoadsClient, load_id: int) -> None:
-        """Return when the load is merged; say how far it is if that takes long.
+        """Return when the load is merged; log the progress if that takes long.
 
         Raises:
             UnavailableError: its merge does not advance, or the coordinators do not answer.
@@ -230,7 +230,8 @@ class Commit:
                 )
             if load.state is LoadState.DONE:
                 return
-            if load.state is not LoadState.MERGING:  # as only coordinators that were made anew do
+            # only coordinators that were made anew answer so
+            if load.state is not LoadState.MERGING:
                 raise LoadClosedError(
                     load_id=load_id, state=load.state.name.lower(), reason=load.reason or ""
                 )
@@ -256,8 +257,8 @@ class Commit:
 
 
 def abort(job: Job, reports: Sequence[TaskReport], reason: str) -> None:
-    """End the job's load without a trace; one that is committed stays so. Raises nothing: a load
-    that cannot be aborted now is aborted by its timeout.
+    """Abort the job's load, unless it is committed. Raises nothing: a load that cannot be aborted
+    now is aborted by its timeout.
     """
     timeout_s = min(ABORT_TIMEOUT_S, job.options.timeout_s)
     with (
@@ -272,7 +273,7 @@ def abort(job: Job, reports: Sequence[TaskReport], reason: str) -> None:
 
 
 def _rows_of(staged: Sequence[TaskReport]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return how many rows all reports together name, by partition."""
+    """Return the total rows in the reports, by partition."""
     partition_ids = [np.frombuffer(report.partition_ids, np.int32) for report in staged]
     count = max((int(ids[-1]) + 1 for ids in partition_ids if len(ids)), default=0)
     total = np.zeros(count, np.int64)

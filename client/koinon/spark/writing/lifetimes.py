@@ -1,4 +1,4 @@
-"""The expiries of rows that name their own, and the rows that delete their keys: columns as
+"""Expiries of rows with a time of their own, and rows that delete their keys, as columns of
 numbers.
 """
 
@@ -21,9 +21,9 @@ from koinon_proto.contract.columns import DELETED
 
 @dataclass(frozen=True, kw_only=True)
 class Lifetimes:
-    """The rules for expiries of a task's rows: times to live begin at ``now_ms``, and may not be
-    longer than ``max_ttl_ms``. Rows that name none expire at ``unnamed_ms``; 0: as the keyspace
-    says.
+    """The rules for the expiries of a task's rows: times to live begin at ``now_ms`` and are
+    limited by ``max_ttl_ms``. Rows without a time expire at ``unnamed_ms``; 0: the keyspace's
+    default.
     """
 
     now_ms: int
@@ -31,20 +31,20 @@ class Lifetimes:
     max_ttl_ms: int
 
     def expiries_of(self, batch: Any, plan: RowPlan) -> U64Array | None:
-        """Return the expiry of each row, or DELETED; None: no row says anything."""
+        """Return the expiry of each row, or DELETED; None if no row has either."""
         deleted = deletes_of(batch, plan)
         if plan.ttl_column < 0 and deleted is None:
             return None
         expiries = np.full(len(batch), self.unnamed_ms, np.uint64)
         if plan.ttl_column >= 0:
             times, named = self._times(batch.column(plan.ttl_column))
-            expiries[named] = np.maximum(times, 1)[named]  # 0 would be never
+            expiries[named] = np.maximum(times, 1)[named]  # 0 would mean never
         if deleted is not None:
             expiries[deleted] = DELETED
         return expiries
 
     def faults_of(self, batch: Any, plan: RowPlan) -> Iterator[Found]:
-        """Yield the rows that would live for no time, or for too long."""
+        """Yield the rows whose time to live is not positive, or too long."""
         if plan.ttl_column < 0:
             return
         column, name = batch.column(plan.ttl_column), plan.names[plan.ttl_column]
@@ -57,8 +57,8 @@ class Lifetimes:
         yield late, name, f"time to live of more than {self.max_ttl_ms} ms"
 
     def _times(self, column: Any) -> tuple[I64Array, BoolArray]:
-        """Return (when each row expires, if it names a time; whether it does). Times that are no
-        good are out of range as well.
+        """Return the expiry of each row that names a time, and a mask of these rows. Invalid times
+        become out of range.
         """
         named = arrow.truths_of(column.is_valid())
         if pa.types.is_integer(column.type):
@@ -69,7 +69,7 @@ class Lifetimes:
 
 
 def deletes_of(batch: Any, plan: RowPlan) -> BoolArray | None:
-    """Return which rows delete their keys; None: no column says so."""
+    """Return a mask of the rows that delete their keys; None if there is no such column."""
     if plan.delete_column < 0:
         return None
     column = batch.column(plan.delete_column)

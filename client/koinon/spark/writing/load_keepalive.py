@@ -1,5 +1,5 @@
-"""Keeps a load open while a job works on it: one that is not touched for its time-out is given
-up by the coordinators' leader.
+"""Keeps a load open while a job works on it: the coordinators' leader aborts a load that is not
+touched for its timeout.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ log = logging.getLogger(__name__)
 
 EVERY_S: Final = 10.0
 TIMES_IN_TIMEOUT: Final = 4
-"""A touch, or two, may be lost, or late."""
+"""The touches within a timeout: one or two may be lost or late."""
 CALL_TIMEOUT_S: Final = 3.0
 
 
 class LoadKeepalive:
-    """A thread that touches a load, at once and then until this is closed, or the load is."""
+    """A thread that touches a load at once, and then regularly until this object or the load is
+    closed.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class LoadKeepalive:
         staged: Callable[[], tuple[int, int]] = lambda: (0, 0),
         on_closed: Callable[[LoadClosedError], None] = lambda error: None,
     ) -> None:
-        """``staged`` tells how many rows and bytes the attempt (0: the job itself) has staged;
+        """``staged`` returns the rows and bytes that the attempt (0: the job itself) has staged;
         ``on_closed`` is called once if the load has ended meanwhile.
         """
         self._options = options
@@ -48,7 +50,7 @@ class LoadKeepalive:
         self._thread.start()
 
     def close(self) -> None:
-        """Touch it no more."""
+        """Stop touching the load."""
         self._ended.set()
         self._thread.join()
 

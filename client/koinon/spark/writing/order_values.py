@@ -1,7 +1,8 @@
-"""Column values as unsigned numbers that sort like them: which of two rows of one key stays.
+"""Column values as unsigned numbers that sort like them; they decide which of two rows of one key
+stays.
 
-Integers, dates and timestamps by their value, floats by IEEE order (-0.0 equals 0.0; NaN is the
-greatest, as in Spark), booleans false first. Null is the least of all.
+Integers, dates and timestamps sort by their value, floats by IEEE order (-0.0 equals 0.0; NaN is
+the greatest, as in Spark), booleans with false first. Null is the least of all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ALL: Final = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 
 def orders_of(column: Any, name: str) -> U64Array:
-    """Return a number per row.
+    """Return a number for each row.
 
     Raises:
         InvalidArgumentError: the column has a type that has no such number.

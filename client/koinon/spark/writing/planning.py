@@ -1,7 +1,7 @@
-"""The use that a write makes of the DataFrame's columns, decided before any row is read. Pure.
+"""Decides the use of each DataFrame column in a write, before any row is read. Pure.
 
-Types come as Spark's schema writes them in JSON: a name such as ``long`` or ``decimal(15,2)``, or a
-dict for arrays, maps and structs.
+Types are those of Spark's schema in JSON: a name such as ``long`` or ``decimal(15,2)``, or a dict
+for arrays, maps and structs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ORDER_TYPES: Final = (*INTEGERS, "float", "double", "boolean", "date", "timestam
 TTL_TYPES: Final = (*INTEGERS, "timestamp")
 KEY_TYPES: Final = ("binary", *TEXTS, *ORDER_TYPES, "decimal", "time")
 MALFORMED: Final = "_koinon_malformed"
-"""The column that says of a row that it could not be read, and where it stands; null of others. No
-column of that name is stored.
+"""The column with the place and the text of a row that could not be read; null in other rows. A
+column of this name is never stored.
 """
 _NESTED: Final = {
     "array": ("elementType",),
@@ -34,9 +34,9 @@ Field = tuple[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
-    """The columns that make the key, the value and the order, and those that say how long a row
-    lives, whether it deletes its key, and whether it could not be read, by place; -1: none. Without
-    a value column whole rows are the values, but for the last three columns.
+    """The places of the columns for the key, the value, the order, the time to live, the deletion,
+    and the malformed text; -1: none. Without a value column whole rows are the values, except the
+    last three columns.
     """
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class RowPlan:
 
     @property
     def used(self) -> list[int]:
-        """The columns that are named, ascending."""
+        """The named columns, ascending."""
         single = (self.value_column, self.order_column, self.ttl_column, self.delete_column)
         return sorted({*self.key_columns, *single, self.malformed_column} - {-1})
 
@@ -67,15 +67,15 @@ class RowPlan:
 
     @property
     def value_name(self) -> str:
-        """The value's column, or words for whole rows."""
+        """The value's column, or a phrase for whole rows."""
         return self.names[self.value_column] if self.value_column >= 0 else "the row as a value"
 
 
 def plan_rows(options: WriteOptions, fields: Sequence[Field]) -> RowPlan:
-    """Return what to do with a DataFrame of these columns.
+    """Return the use of the columns of a DataFrame.
 
     Raises:
-        ConfigurationError: an option names no column, or one of a wrong type, or is missing.
+        ConfigurationError: an option is missing, or names a missing column, or one of a wrong type.
     """
     names = tuple(name for name, _ in fields)
     options = _with_defaults(options, names)
@@ -119,7 +119,9 @@ def plan_rows(options: WriteOptions, fields: Sequence[Field]) -> RowPlan:
 
 
 def _with_defaults(options: WriteOptions, names: Sequence[str]) -> WriteOptions:
-    """Columns that are exactly ``key`` and ``value`` need no options."""
+    """Return the options with ``key`` and ``value`` as default columns, if these are exactly the
+    columns.
+    """
     if sorted(name.lower() for name in names) != ["key", "value"]:
         return options
     return replace(
@@ -130,10 +132,10 @@ def _with_defaults(options: WriteOptions, names: Sequence[str]) -> WriteOptions:
 
 
 def find_column(option: str, name: str, names: Sequence[str]) -> int:
-    """Return the place of a column: by its name, or else by its name in any case.
+    """Return the place of a column: by its exact name, or else ignoring case.
 
     Raises:
-        ConfigurationError: there is none, or more than one.
+        ConfigurationError: there is no such column, or more than one.
     """
     exact = [at for at, other in enumerate(names) if other == name]
     found = exact or [at for at, other in enumerate(names) if other.lower() == name.lower()]
@@ -153,7 +155,7 @@ def _check_type(option: str, field: Field, allowed: Sequence[str], advice: str) 
 
 
 def _check_rows(fields: Sequence[Field]) -> None:
-    """Whole rows need distinct names, and types that the encodings have a form for."""
+    """Check whole rows: names must be distinct, and types must have a form in the encodings."""
     names = [name for name, _ in fields]
     for name in names:
         if names.count(name) > 1:
@@ -169,7 +171,7 @@ def _check_form(option: str, field: Field) -> None:
 
 
 def _without_form(kind: Any) -> str:
-    """Return a type within a type that has no form in a value; '' if all have."""
+    """Return the first type inside a type that cannot be encoded; '' if all can."""
     if not isinstance(kind, dict):
         return "" if _base(kind) in KEY_TYPES else _shown(kind)
     if kind.get("type") == "struct":

@@ -1,5 +1,5 @@
-"""Before a load is committed: its partitions' primaries confirm what is staged, and look for keys
-that repeat.
+"""Checks before a commit: the partitions' primaries confirm the staged rows, and look for repeated
+keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import loads_pb2
 
 PARTITIONS_PER_CALL: Final = 64
-ROWS_PER_CALL: Final = 4_000_000  # a node looks for duplicates among a million a second, or less
+ROWS_PER_CALL: Final = 4_000_000  # a node checks a million rows a second for duplicates, or fewer
 CALLS_AT_ONCE: Final = 8
 CALLS_AT_ONCE_TO_A_NODE: Final = 2
 EXAMPLES: Final = 5
@@ -26,7 +26,9 @@ EXAMPLES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """``rows`` whose key another row of the load has, and some of those ``keys``."""
+    """``rows`` counts rows whose key another row of the load has; ``keys`` are some of these
+    keys.
+    """
 
     rows: int
     keys: tuple[bytes, ...]
@@ -40,11 +42,12 @@ def prepare(
     rows_of: Mapping[int, int],
     duplicates_allowed: bool,
 ) -> Duplicates:
-    """Have every partition in ``rows_of`` checked for so many rows of these attempts.
+    """Check that every partition in ``rows_of`` holds this many rows of these attempts; return the
+    duplicates.
 
     Raises:
         LoadIncompleteError: a partition holds another number of rows.
-        LoadClosedError: the load is not open any more.
+        LoadClosedError: the load is no longer open.
         UnavailableError: a partition was not served in time.
     """
     check = _Check(cluster, load_id, attempts, rows_of, duplicates_allowed)
@@ -69,11 +72,12 @@ class _Check:
     rows_of: Mapping[int, int]
     duplicates_allowed: bool
     stopped: threading.Event = field(default_factory=threading.Event)
-    _leave: dict[str, threading.Semaphore] = field(default_factory=dict)  # to call, by owner
+    # limits the calls at once, by owner
+    _leave: dict[str, threading.Semaphore] = field(default_factory=dict)
     _leave_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, partition_ids: list[int]) -> Duplicates:
-        """Check some partitions, wherever they are led."""
+        """Check some partitions at their present owners."""
         retries = Retries(self.cluster, self.stopped)
         rows, keys = 0, []
         while partition_ids:
@@ -122,7 +126,7 @@ class _Check:
 
 
 def _turns(rows_of: Mapping[int, int], routing: Routing) -> list[list[int]]:
-    """Return all slices, those of each owner in turn: nodes are to work side by side."""
+    """Return all slices, alternating between owners, so that nodes work in parallel."""
     by_owner: dict[str, list[list[int]]] = {}
     for owner, part in slices(rows_of, rows_of, routing):
         by_owner.setdefault(owner, []).append(part)
@@ -133,8 +137,8 @@ def _turns(rows_of: Mapping[int, int], routing: Routing) -> list[list[int]]:
 def slices(
     partition_ids: Iterable[int], rows_of: Mapping[int, int], routing: Routing
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield owners with some of their partitions at a time: few enough to be checked within one
-    call's time, but for a partition that alone has more rows.
+    """Yield owners, each with some of their partitions: few enough to be checked within one call's
+    timeout, unless a single partition has more rows.
     """
     by_owner: dict[str, list[int]] = {}
     for partition_id in sorted(partition_ids):

@@ -1,4 +1,4 @@
-"""The rows of a record batch as a write stores them: keys and values, and their limits."""
+"""Encodes the rows of a record batch for a write: keys, values, and their limits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from koinon_proto.contract.table import MAX_TTL_MS
 
 
 def encode_rows(batch: Any, plan: RowPlan, options: WriteOptions) -> tuple[Any, Any]:
-    """Return the keys and the values, ``binary`` arrays with a null where the column has one. The
-    values of rows that delete their keys are empty.
+    """Encode the keys and the values as ``binary`` arrays, null where the column is null. Values of
+    rows that delete their keys are empty.
     """
     keys = encode_keys([batch.column(at) for at in plan.key_columns], options.key_encoding)
     if plan.value_column >= 0:
@@ -36,7 +36,7 @@ def encode_rows(batch: Any, plan: RowPlan, options: WriteOptions) -> tuple[Any, 
 def faults_of(
     batch: Any, plan: RowPlan, keys: Any, values: Any, limits: Limits, lifetimes: Lifetimes
 ) -> list[Fault]:
-    """Return the faults of a record batch whose keys and values are these."""
+    """Return the faults of a record batch with these keys and values."""
     malformed = None
     if plan.malformed_column >= 0:
         malformed = arrow.truths_of(batch.column(plan.malformed_column).is_valid())
@@ -62,7 +62,7 @@ def limits_of(plan: RowPlan, options: WriteOptions, keyspace: Keyspace) -> Limit
 
 
 def lifetimes_of(options: WriteOptions, keyspace: Keyspace) -> Lifetimes:
-    """Return what the rows of a task that begins now, in this keyspace, go by."""
+    """Return the expiry rules for the rows of a task that begins now, in this keyspace."""
     now_ms = time.time_ns() // 1_000_000
     return Lifetimes(
         now_ms=now_ms,

@@ -1,9 +1,9 @@
-"""Rows in (partition, key) order, without comparing keys one by one.
+"""Sorts rows in (partition, key) order, mostly without comparing whole keys.
 
-A number per row is built from the partition and from the key's bytes, most significant first, each
-byte column in as few bits as its range in this lot needs (none where all keys agree, as in common
-prefixes), as long as 64 bits have room. Sorting those numbers sorts the rows; only rows whose
-numbers are equal are sorted again, by whole keys. Rows of equal keys stay in their order.
+Each row gets a number built from the partition and the key's bytes, most significant first. A byte
+column takes as few bits as its range in this lot needs (none where all keys agree, as in common
+prefixes), while 64 bits have room. Sorting these numbers sorts the rows; only rows with equal
+numbers are sorted again, by whole keys. Rows with equal keys keep their order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from koinon.spark.encoding import arrays
 from koinon.spark.encoding.arrays import I64Array, U8Array, U64Array
 
 BYTES_LOOKED_AT: Final = 64
-"""Of each key, after what they all begin with; rows that agree in these are compared as a whole."""
+"""The bytes of a key, after the common prefix, that numbers are built from; rows that agree in all
+of them are compared by whole keys.
+"""
 
 
 def sort_rows(partition_ids: npt.NDArray[np.uint32], keys: Any) -> I64Array:
@@ -39,7 +41,7 @@ def sort_rows(partition_ids: npt.NDArray[np.uint32], keys: Any) -> I64Array:
 def _numbers(
     partition_ids: npt.NDArray[np.uint32], data: U8Array, offsets: arrays.I32Array
 ) -> tuple[U64Array, bool]:
-    """Return the numbers, and whether rows of equal numbers have equal keys."""
+    """Return the numbers, and whether rows with equal numbers have equal keys."""
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     shortest, longest = int(lengths.min()), int(lengths.max())
@@ -63,7 +65,7 @@ def _numbers(
 
 
 def _common_prefix(data: U8Array, starts: I64Array, shortest: int) -> int:
-    """Return a number of bytes, a multiple of 8, in which all keys begin alike."""
+    """Return the length of a common prefix of all keys, a multiple of 8 bytes."""
     if shortest < 8:
         return 0
     words = np.ndarray((data.size - 7,), "<u8", data, 0, (1,))  # at every byte, overlapping
@@ -77,8 +79,8 @@ def _common_prefix(data: U8Array, starts: I64Array, shortest: int) -> int:
 def _column(
     data: U8Array, starts: I64Array, lengths: I64Array, at: int, *, whole: bool
 ) -> npt.NDArray[Any]:
-    """Return every key's byte ``at``; unless all are so long, plus one, and 0 where there is none,
-    so that a key sorts before those that it begins.
+    """Return byte ``at`` of every key. Unless all keys are that long (``whole``), return the byte
+    plus one, and 0 for shorter keys, so that a key sorts before its extensions.
     """
     if whole:
         return data[starts + at]
@@ -89,7 +91,7 @@ def _column(
 
 
 def _settle_ties(order: I64Array, same: arrays.BoolArray, keys: Any, exact: bool) -> None:
-    """Put the rows of equal numbers in the order of their keys, then of their rows, in place."""
+    """Sort the rows with equal numbers by their keys, then by row, in place."""
     tied = np.zeros(len(order), np.bool_)
     tied[1:] = same
     begins = tied.copy()

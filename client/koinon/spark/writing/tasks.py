@@ -2,7 +2,7 @@
 
 Columns become keys, values and orders batch by batch; rows that cannot be stored are refused or set
 aside; the others are buffered, and staged lot by lot. The load is opened with the first rows, and
-touched while the task is at work.
+touched while the task is running.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SLICE_BYTES: Final = 16 * 1024 * 1024
 
 
 def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
-    """Stage the rows of a task under a new attempt; return what the driver commits it by.
+    """Stage the rows of a task under a new attempt; return the report for the commit.
 
     Raises:
-        InvalidArgumentError: rows that cannot be stored; it names the column.
+        InvalidArgumentError: rows cannot be stored; the error names the column.
         LoadClosedError: the load has ended meanwhile.
-        KoinonError: the cluster refused for good, or did not serve in time.
+        KoinonError: the cluster refused with a final error, or did not serve in time.
     """
     with _freed_memory_kept(), _Task(job, task) as running:
         return running.run(batches)
@@ -55,10 +55,10 @@ def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
 
 @contextlib.contextmanager
 def _freed_memory_kept() -> Iterator[None]:
-    """Keep what a task frees in its process, up to ``_KEPT_BYTES``; give it back at the end. A task
-    makes and drops columns of up to some 64 MB all the time: to fault their pages in anew, each
-    time, was a fifth of a load's time. Arrow's own pool gives them back at once, whatever malloc
-    does. Nothing is kept where the C library is not glibc.
+    """A context in which the C library keeps freed memory in the process, up to ``_KEPT_BYTES``,
+    and returns it at the end. A task constantly allocates and frees columns of up to some 64 MB;
+    page faults on fresh memory were a fifth of a load's time. (Arrow's own pool always returns
+    memory at once.) Does nothing without glibc.
     """
     if not memory.keep_freed(_KEPT_BYTES):
         yield
@@ -99,8 +99,10 @@ class _Task:
             if error is not None:
                 try:
                     self._bad.discard()
-                except Exception:  # what the task failed of says more
-                    log.warning("bad rows of a failed attempt are left", exc_info=True)
+                except Exception:  # the original error says more
+                    log.warning(
+                        "the file of a failed attempt's bad rows was not deleted", exc_info=True
+                    )
 
     def run(self, batches: Iterable[Any]) -> TaskReport:
         target = self._cluster.target()
@@ -114,7 +116,7 @@ class _Task:
         )
         for batch in _slices(batches):
             if not self._rows_read:
-                self._open()  # and from now on somebody touches it, however slow the rows come
+                self._open()  # from now on the load is touched, however slowly the rows come
             self._add(batch, batcher, limits, lifetimes)
             if batcher.full:
                 self._stage(batcher)
@@ -144,10 +146,10 @@ class _Task:
         batcher.add(keys, values, orders, expiries)
 
     def _stage(self, batcher: Batcher) -> None:
-        """Stage what is buffered; drop it if the micro-batch has been applied."""
+        """Stage the buffered rows; drop them if the micro-batch was applied before."""
         for chunk in batcher.chunks():
             if self._staging is None:
-                return  # the micro-batch has been applied
+                return  # the micro-batch was applied before
             self._staging.stager.add(chunk)
 
     def _open(self) -> None:
@@ -193,7 +195,7 @@ class _Task:
 
 
 class _Staging:
-    """A stager, and what keeps its load open meanwhile."""
+    """A chunk sender, and the thread that keeps its load open."""
 
     def __init__(
         self, job: Job, cluster: Cluster, stager: ChunkSender, load_id: int, attempt: int
@@ -209,7 +211,7 @@ class _Staging:
         )
 
     def close(self, error: BaseException | None) -> None:
-        """End all threads; with an error, cut off what is under way."""
+        """End all threads; with an error, abort the messages in flight."""
         try:
             if error is not None:
                 self.stager.fail(error)
