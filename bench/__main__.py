@@ -4,8 +4,8 @@
     python -m bench run NAME… [--set seconds=1 nodes=1,3] [--json FILE]
     python -m bench compare REVISION NAME… [--rounds 3] [--set …]
 
-``run`` measures on this machine and prints medians, with the aims that were set. ``compare`` runs
-the same scenarios in turn by this tree and by a checkout of another revision, which must have them
+``run`` measures on this machine and prints medians beside the aims. ``compare`` runs the same
+scenarios alternately with this tree and with a checkout of another revision, which must have them
 too, and prints both medians and their ratio.
 """
 
@@ -38,7 +38,7 @@ class Scenario(NamedTuple):
     minutes: float
 
     def load(self) -> tuple[Any, Any]:
-        """Return the function, and its module's aims."""
+        """Import and return the function and its module's aims."""
         name, _, function = self.where.partition(":")
         module = importlib.import_module(f"bench.{name}")
         return getattr(module, function), getattr(module, "AIMS", ())
@@ -66,7 +66,7 @@ SCENARIOS = {
     "starved": Scenario("failures:starved", 2),
 }
 SHORT = ("hashing", "planner", "raft", "cluster", "ingest")
-"""What ``make bench`` runs."""
+"""The scenarios of ``make bench``."""
 
 
 def main() -> int:
@@ -118,7 +118,7 @@ def _list() -> int:
 
 
 def _settings(function: Any, given: dict[str, str]) -> dict[str, Any]:
-    """Return the given settings as the types of the function's defaults."""
+    """Convert the given settings to the types of the function's defaults."""
     known = inspect.signature(function).parameters
     found: dict[str, Any] = {}
     for name, text in given.items():
@@ -143,7 +143,7 @@ def _value(text: str, default: Any) -> Any:
 
 
 def _run(name: str, given: dict[str, str], file: Path | None) -> int:
-    """Measure one scenario; what is known is printed, also if it is interrupted."""
+    """Measure one scenario; print the results, also after an interrupt."""
     function, aims = SCENARIOS[name].load()
     settings = _settings(function, given)
     results, code = Results(), 0
@@ -164,7 +164,9 @@ def _run(name: str, given: dict[str, str], file: Path | None) -> int:
 
 
 def _run_all(names: Sequence[str], given: dict[str, str], file: Path | None) -> int:
-    """Measure each in a process of its own, so that none meets threads and memory of another."""
+    """Measure each scenario in a process of its own, so that none meets another's threads and
+    memory.
+    """
     failed, whole = 0, {}
     for name in names:
         found, code = _in_tree(TREE, name, given, quiet=False)
@@ -176,7 +178,7 @@ def _run_all(names: Sequence[str], given: dict[str, str], file: Path | None) -> 
 
 
 def _in_tree(tree: Path, name: str, given: dict[str, str], *, quiet: bool) -> tuple[Results, int]:
-    """Run a scenario by the code of a checkout."""
+    """Run a scenario with the code of a checkout."""
     path = os.pathsep.join(str(tree / package) for package in PACKAGES)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tree), path))}
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
@@ -222,7 +224,7 @@ def _compare(revision: str, names: Sequence[str], given: dict[str, str], rounds:
 
 
 def _beside(revision: str, before: Results, now: Results) -> Results:
-    """Return medians of both builds and their ratio, a row for each figure that both have."""
+    """Return both builds' medians and their ratio, with a row for each figure that both have."""
     table = Results()
     cells = {(f.row, f.column, f.unit) for f in now.figures()}
     for row, column, unit in sorted(cells):

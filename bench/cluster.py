@@ -1,4 +1,4 @@
-"""One client process on a whole cluster, and a cluster without clients."""
+"""Benchmarks of one client process on a whole cluster, and of a cluster without clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET_S = 10.0
 
 
 def operations(*, seconds: float = 3.0, nodes: tuple[int, ...] = (1, 3)) -> Iterator[Figure]:
-    """Operations of one client on clusters of one node and of three, beside bare py-lmdb."""
+    """Measure one client's operations on clusters of one node and of three, beside bare py-lmdb."""
     for count in nodes:
         column = f"{count} nodes"
         with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
@@ -34,7 +34,7 @@ def operations(*, seconds: float = 3.0, nodes: tuple[int, ...] = (1, 3)) -> Iter
 
 
 def rest(*, partitions: int = 1024, seconds: float = 30.0) -> Iterator[Figure]:
-    """CPU, wake-ups and memory of three coordinators and three nodes without clients."""
+    """Measure CPU, wake-ups and memory of three coordinators and three nodes without clients."""
     flags = ("--partitions", str(partitions))
     with closing(LocalCluster(nodes=3, coordinators=3, coordinator_flags=flags)) as cluster:
         cluster.start()

@@ -1,4 +1,4 @@
-"""The coordinator: Raft between three processes, and the planner."""
+"""Benchmarks of the coordinator: Raft between three processes, and the planner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AIMS = tuple(Aim("durable proposals", f"{n} callers", rate) for n, rate in TARGE
 
 
 def raft(*, seconds: float = 5.0, failovers: int = 10) -> Iterator[Figure]:
-    """Durable proposals, and failover by kill -9 under load, of three members with real disks.
+    """Measure durable proposals, and failovers by kill -9 under load, of three real members.
 
     Raises AssertionError if an acknowledged entry is lost.
     """
@@ -53,7 +53,7 @@ def raft(*, seconds: float = 5.0, failovers: int = 10) -> Iterator[Figure]:
 
 
 def _fail_over(cluster: Cluster, turn: int, acknowledged: set[str]) -> float:
-    """Kill the leader under load; return the seconds until another accepts a proposal."""
+    """Kill the leader under load; return the seconds until another leader accepts a proposal."""
     leader = cluster.wait_for_leader()
     tag = f"t{turn}-"
     load = leader.begin("load", proposers=16, seconds=30, size=COMMAND_BYTES, tag=tag, report=True)
@@ -69,7 +69,7 @@ def _fail_over(cluster: Cluster, turn: int, acknowledged: set[str]) -> float:
 
 
 def planner() -> Iterator[Figure]:
-    """Seconds that plans take, the replicas that they copy, and how even nodes are afterwards."""
+    """Measure the seconds of planning, the replicas to copy, and the balance of the nodes after."""
     for partitions, nodes in SIZES:
         for racks in (1, 3, 10, nodes):
             column = f"{partitions:,} x {FACTOR} on {nodes:,}, {racks} racks"
@@ -92,7 +92,7 @@ def planner() -> Iterator[Figure]:
 
 
 def _placed(partitions: int, nodes: int, racks: int, used: int) -> Layout:
-    """Return a layout of which only the first ``used`` nodes hold anything."""
+    """Return a layout in which only the first ``used`` nodes have replicas."""
     members = tuple(
         PlanNode(number=NodeNumber(n), rack=f"r{n % racks}", weight=100, takes=True)
         for n in range(1, nodes + 1)

@@ -1,4 +1,4 @@
-"""What clients notice of failures: kills, cuts, stops, and too little CPU."""
+"""Benchmarks of failures as clients notice them: kills, cuts, stops, and too little CPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROBE_TIMEOUT_MS = 20_000
 PAUSE_S, QUIET_S, WATCHED_S = 0.25, 1.5, 6.0
 IN_SYNC_S = 60.0
 PROBES = 8
-BUSY = "import sys; sys.stdin.readline()\nwhile True: pass"  # begins when it gets a line
+BUSY = "import sys; sys.stdin.readline()\nwhile True: pass"  # begins when it reads a line
 LOG_EVENTS = {  # the event of a log line, by the phrase that the line begins with
     "leaders": re.compile(r"leader serves "),
     "campaigns": re.compile(r"role changed .*role=candidate"),
@@ -58,7 +58,7 @@ def probe_keys(table: Table) -> dict[int, bytes]:
 
 
 def kills(*, runs: int = 10) -> Iterator[Figure]:
-    """Seconds without writes after kill -9 of a node, three copies on three nodes, under load.
+    """Measure the seconds without writes after kill -9 of one of three nodes, under load.
 
     From the kill on, one write to every partition is tried until it succeeds. At the end every
     acknowledged write is read back, and the history is checked for linearizability; raises
@@ -112,10 +112,10 @@ def _wait_in_sync(cluster: LocalCluster) -> None:
 def isolated(
     *, runs: int = 3, kinds: tuple[str, ...] = ("cut", "kill", "kill-two", "stop")
 ) -> Iterator[Figure]:
-    """Seconds without writes after a failure, each process in a network namespace of its own.
+    """Measure the seconds without writes after a failure, with a network namespace per process.
 
-    Packets to a process that is gone vanish, so connections to it do not end. One write after the
-    other goes to every partition that keeps two copies; its figure is the longest of them.
+    Packets to a dead process vanish, so connections to it do not end. One write after the other
+    goes to every partition that keeps two copies; its figure is the longest of them.
     """
     if not available():
         raise SystemExit("network namespaces cannot be made here: root and iproute2 are needed")
@@ -137,13 +137,13 @@ def isolated(
                 for victim in victims:
                     cluster.hosts.rejoin(victim)
                     if kind != "cut":
-                        cluster.kill(victim)  # what was asked to stop has long ended
+                        cluster.kill(victim)  # processes that were asked to stop ended long ago
                         cluster.start(victim)
                 cluster.wait_for(is_settled, "every copy in sync", IN_SYNC_S)
 
 
 async def _fail(cluster: HostCluster, kind: str, victims: list[str]) -> list[float]:
-    """Cause the failure; return the longest time of a write to each partition."""
+    """Cause the failure; return the longest duration of a write to each partition."""
     table = cluster.status().table
     assert table is not None
     numbers = {node.number for node in table.nodes.values() if node.node_id in victims}
@@ -179,9 +179,9 @@ async def _fail(cluster: HostCluster, kind: str, victims: list[str]) -> list[flo
 
 
 def stops(*, rounds: int = 3, replicas: int = 3) -> Iterator[Figure]:
-    """Operations beside a rolling restart of all processes, by SIGTERM, the leader's included.
+    """Run operations during a rolling restart of all processes by SIGTERM, including the leader.
 
-    Raises AssertionError if an operation failed, or returned what cannot be right.
+    Raises AssertionError if an operation failed, or returned an impossible result.
     """
     with (
         LocalCluster(nodes=3, coordinators=3, replication_factor=replicas) as cluster,
@@ -209,7 +209,7 @@ def stops(*, rounds: int = 3, replicas: int = 3) -> Iterator[Figure]:
 
 
 def starved(*, seconds: float = 60.0, busy: int = 8, nodes: int = 4) -> Iterator[Figure]:
-    """Leaders, fences and latencies beside busy loops.
+    """Count changes of leader and fences, and measure latencies, beside busy loops.
 
     Nothing fails: every change of leader, every fence and every lost lease is a mistake. Linux may
     share CPU by session, so each loop and each server has one of its own, as in a container. Raises
@@ -234,7 +234,7 @@ def starved(*, seconds: float = 60.0, busy: int = 8, nodes: int = 4) -> Iterator
 
 
 def log_sizes(cluster: LocalCluster) -> dict[str, int]:
-    """Return how long each member's log is."""
+    """Return the size of each member's log in bytes."""
     return {name: cluster.log_path(name).stat().st_size for name in cluster.names}
 
 
@@ -265,7 +265,9 @@ def _busy_loops(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 async def _probes(cluster: LocalCluster, seconds: float) -> tuple[list[float], int]:
-    """Write and read a few keys; return the seconds of each operation, and how many failed."""
+    """Write and read a few keys; return the seconds of each operation, and the number that
+    failed.
+    """
     took, failed = list[float](), 0
     async with await aio.connect(cluster.coordinators) as client:
         until = time.monotonic() + seconds

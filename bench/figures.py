@@ -1,4 +1,4 @@
-"""Figures: what a scenario yields, the aims for them, and the table that shows both."""
+"""Figures that scenarios yield, the aims for them, and the table that shows both."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """One measured value. A figure that is yielded again is another sample; the table has medians.
+    """One measured value. A figure that is yielded again is another sample; the table shows
+    medians.
 
     Attributes:
-        row: what was measured.
-        column: on which system, variant or size.
+        row: the measured quantity.
+        column: the system, variant or size.
         unit: of the value; the same in all of a row.
     """
 
@@ -27,7 +28,7 @@ class Aim(NamedTuple):
 
     Attributes:
         bound: the least value, or the greatest if ``at_most``.
-        of: row and column of the figure that it is divided by.
+        of: row and column of the figure to divide by.
     """
 
     row: str
@@ -45,7 +46,7 @@ class Results:
         self._units: dict[str, str] = {}
 
     def add(self, figure: Figure) -> None:
-        """Keep one more sample."""
+        """Add a sample."""
         self._units[figure.row] = figure.unit
         columns = self._samples.setdefault(figure.row, {})
         columns.setdefault(figure.column, []).append(figure.value)
@@ -63,19 +64,19 @@ class Results:
                     yield Figure(row, column, value, self._units[row])
 
     def as_json(self) -> list[Any]:
-        """Return plain types; ``from_json`` reads them."""
+        """Return plain types, which ``from_json`` reads."""
         return [list(figure) for figure in self.figures()]
 
     @classmethod
     def from_json(cls, figures: Iterable[Sequence[Any]]) -> Results:
-        """Return the results that ``as_json`` was called on."""
+        """Return the results from the output of ``as_json``."""
         results = cls()
         for figure in figures:
             results.add(Figure(*figure))
         return results
 
     def table(self) -> str:
-        """Return the medians, a line a row, a column a column."""
+        """Return the medians as text, with a line for each row and a column for each column."""
         columns = list(dict.fromkeys(figure.column for figure in self.figures()))
         names = {row: f"{row}, {unit}" if unit else row for row, unit in self._units.items()}
         wide = max(map(len, names.values()), default=0)
@@ -89,7 +90,9 @@ class Results:
         return "\n".join(lines)
 
     def held_to(self, aims: Iterable[Aim]) -> str:
-        """Return a line for each aim whose figures were measured: what was reached, and whether."""
+        """Return a line for each aim whose figures were measured: the result, and whether it
+        reaches the aim.
+        """
         lines = []
         for row, column, bound, of, at_most in aims:
             value, base = self.median(row, column), self.median(*of) if of else 1.0
@@ -104,7 +107,7 @@ class Results:
 
 
 def shown(value: float | None) -> str:
-    """Return a value with three digits or more."""
+    """Format a value with three digits or more."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

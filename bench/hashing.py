@@ -1,4 +1,4 @@
-"""Hashing of keys, in every form in which they come, and what routers cost and gain."""
+"""Benchmarks of hashing keys in every form, and of the cost and gain of routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK_ROWS = 200_000
 
 
 def measure(*, keys: int = 1_000_000) -> Iterator[Figure]:
-    """Keys hashed a second on one core: as Arrow column, list, one by one; chunks of a load."""
+    """Measure keys hashed a second on one core: Arrow column, list, single keys, a load."""
     mixed = random.Random(1)
     for name in PARTITIONERS:
         p = partitioner(name, PARTITIONS)
@@ -60,7 +60,7 @@ def _one_by_one(p: Any, keys: list[bytes]) -> None:
 
 
 def keys_of(router: str, rows: int, seed: int = 0) -> list[bytes]:
-    """Return keys as the router is for: of one length each, so that only what is hashed differs."""
+    """Return keys that fit the router, all of one length, so that only the hashed part differs."""
     drawn = np.random.default_rng(seed).integers(0, 1 << 24, (rows, 2))
     if router.startswith("h3"):
         digits = drawn[:, 1] % 7 << 42 | drawn[:, 0] // 122 % 7 << 39 | drawn[:, 1] // 7 % 7 << 36
@@ -73,7 +73,7 @@ def keys_of(router: str, rows: int, seed: int = 0) -> list[bytes]:
 
 
 def _chunk_rate(router: str) -> float:
-    """Return the rows a second of which chunks are cut, as a task of a load does."""
+    """Return the rows a second at which a load's task cuts chunks."""
     from koinon.spark.writing.chunking import Batcher
 
     keys = pa.array(keys_of(router, CHUNK_ROWS), pa.binary())
@@ -90,7 +90,7 @@ def _chunk_rate(router: str) -> float:
 
 
 def routers(*, batches: int = 120, scans: int = 40) -> Iterator[Figure]:
-    """Batches of 1,000 rows, and a scan by prefix, of clusters with different routers in turn."""
+    """Measure batches of 1,000 rows and a scan by prefix on clusters with different routers."""
     names = ("whole", "until:2f", "h3:3")
     with ExitStack() as stack:
         clients: dict[str, Client] = {}

@@ -1,4 +1,6 @@
-"""A table of TPC-H by Spark into Koinon and into Redis, and back, in one run."""
+"""Benchmarks of a TPC-H table loaded by Spark into Koinon and into Redis, and read back, in one
+run.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ def measure(
     clients: bool = False,
     redis: bool = True,
 ) -> Iterator[Figure]:
-    """Bulk load of a table as `koinon ingest` does it, reading back, and Redis.
+    """Measure a bulk load of a table as `koinon ingest` does it, reading back, and Redis.
 
     Redis has two jobs: pipelines of the cluster's client within ``foreachPartition``, as users
-    write it, and the fastest that we could write, Arrow batches as MSETs into one server; both
-    with an append-only file that is synced every second. Java compiles code that runs often only
-    while it runs, so that the job is measured twice in one Spark. ``clients`` adds latencies of
-    single operations beside the load.
+    write it, and the fastest that we could write, Arrow batches as MSETs into one server; both with
+    an append-only file that is synced every second. Java compiles frequent code only while it runs,
+    so the job is measured twice in one Spark. ``clients`` adds latencies of single operations
+    beside the load.
     """
     from demo.tpch import LINEITEM, ORDERS, make_table
     from koinon.ingest.session import spark_session
@@ -81,7 +83,7 @@ def measure(
 
 
 def _load(frame: Any, settings: Any, rows: int, file: Path | None) -> Iterator[Figure]:
-    """Load as ``koinon ingest`` does; tasks read ``file`` themselves, if there is one."""
+    """Load as ``koinon ingest`` does; tasks read ``file`` themselves, if given."""
     from koinon.ingest.job import Job
     from koinon.ingest.opened_rows import open_rows
     from koinon.ingest.progress import Phase
@@ -107,7 +109,7 @@ def _load(frame: Any, settings: Any, rows: int, file: Path | None) -> Iterator[F
 
 
 def _read_back(spark: Any, coordinators: str, rows: int) -> Iterator[Figure]:
-    """Read everything without keeping it, and count it."""
+    """Read and count all rows without keeping them."""
     frame = spark.read.format("koinon").option("coordinators", coordinators).load()
     for _ in range(READS):
         began = time.monotonic()
@@ -139,7 +141,7 @@ def _beside_clients(
 
 
 def _redis(pairs: Any, rows: int) -> Iterator[Figure]:
-    """Measure both jobs; the one by Arrow twice, for Spark's first run is slower."""
+    """Measure both Redis jobs; the one with Arrow twice, since Spark's first run is slower."""
     for name, column, count, job in (
         ("one Redis, Arrow and MSET", "first job", 1, _by_arrow),
         ("one Redis, Arrow and MSET", "second job", 1, _by_arrow),
@@ -172,7 +174,7 @@ def _by_pipelines(pairs: Any, host: str, port: int) -> None:
 
 
 def _by_arrow(pairs: Any, host: str, port: int) -> None:
-    """Turn Arrow batches into MSETs, several in flight to one server."""
+    """Send Arrow batches as MSETs, several in flight, to one server."""
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         import hiredis

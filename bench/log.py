@@ -1,4 +1,6 @@
-"""Durable writes inside a node, with and without the write-ahead log: message in, answer out."""
+"""Benchmarks of durable writes inside a node, with and without the write-ahead log, from message to
+answer.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,12 @@ AIMS = (
 
 
 def measure(*, stored: int = 1_000_000, seconds: float = 5.0) -> Iterator[Figure]:
-    """Durable writes inside one node with the log and without, beside bare syncs.
+    """Measure durable writes inside one node with the log and without, beside bare syncs.
 
     "64 x 1" is 64 callers that each put a batch of one row and wait until it is durable. Each
-    overwrites records of one store at random. "steady" puts one row at a time, a thousand a second
-    whatever the answers take. "start" opens the store of a node that was killed while it was given
-    more than its store can take over.
+    overwrites random records of one store. "steady" puts one row at a time, a thousand a second
+    whatever the latency. "start" opens the store of a node that was killed while it was given more
+    writes than its store can take over.
     """
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
         directory = Path(scratch) / "data"
@@ -100,7 +102,7 @@ async def _put(writer: Writer, numbers: list[int], sequence: int) -> None:
 
 
 async def _put_on(writer: Writer, count: int, rows: int, seed: int, until: float) -> list[float]:
-    """Put batches until the time has come; return the milliseconds of each."""
+    """Put batches until the time ``until``; return the milliseconds of each."""
     rng, took, sequence = random.Random(seed), list[float](), 2
     while (at := time.perf_counter()) < until:
         await _put(writer, [rng.randrange(count) for _ in range(rows)], sequence)
@@ -134,7 +136,7 @@ async def _callers(
 
 
 async def _steady(directory: Path, count: int, seconds: float) -> list[Figure]:
-    """Return the times of puts that come at a steady rate, counted from when each was due."""
+    """Return the latencies of puts at a steady rate, counted from when each was due."""
     rng, took = random.Random(1), list[float]()
     async with _writer(directory) as (_, writer), asyncio.TaskGroup() as calls:
 
@@ -151,7 +153,9 @@ async def _steady(directory: Path, count: int, seconds: float) -> list[Figure]:
 
 
 async def _overfill(directory: Path, count: int, out: Connection) -> None:
-    """Put more than the store can take over; tell how many rows it lacks, and go on."""
+    """Put more rows than the store can take over; send the number of rows that it lacks, and
+    go on.
+    """
     async with _writer(directory) as (store, writer):
         until = time.perf_counter() + FILL_S + 60
         filling = asyncio.gather(*(_put_on(writer, count, 1_000, n, until) for n in range(4)))
@@ -165,7 +169,7 @@ def _run_overfill(directory: Path, count: int, out: Connection) -> None:
 
 
 def _start(directory: Path, count: int) -> Figure:
-    """Return how long a store takes to open after ``kill -9`` under full load."""
+    """Measure how long a store takes to open after ``kill -9`` under full load."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_run_overfill, args=(directory, count, theirs))

@@ -1,4 +1,4 @@
-"""What several scenarios measure alike: percentiles, CPU of processes, LMDB and the disk alone."""
+"""Measurements that several scenarios share: percentiles, CPU of processes, bare LMDB and disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLIENT_TASKS, CLIENT_KEYS, CLIENT_PAUSE_S = 8, 20_000, 0.01
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that this share of the values does not exceed; 0.0 of none."""
+    """Return the value that this share of the values does not exceed; 0.0 for no values."""
     ordered = sorted(values)
     return ordered[int((len(ordered) - 1) * share)] if ordered else 0.0
 
@@ -40,7 +40,7 @@ def latencies(row: str, column: str, values_ms: Sequence[float]) -> Iterator[Fig
 
 
 def steadily(operation: Callable[[int], object], seconds: float) -> list[float]:
-    """Call 200 times a second; return each call's milliseconds since the time when it was due."""
+    """Call ``operation`` 200 times a second; return each call's milliseconds since it was due."""
     took, began = [], time.perf_counter()
     for turn in range(int(seconds * STEADY_PER_S)):
         due = began + turn / STEADY_PER_S
@@ -51,7 +51,7 @@ def steadily(operation: Callable[[int], object], seconds: float) -> list[float]:
 
 
 def seconds_of(work: Callable[[], object], times: int = 1) -> list[float]:
-    """Return how long each of so many calls took."""
+    """Return the seconds of each of ``times`` calls."""
     spans = []
     for _ in range(times):
         began = time.perf_counter()
@@ -82,18 +82,18 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def resident_mb(pid: int) -> float:
-    """Return the process's resident memory."""
+    """Return the process's resident memory in MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def node_pids(cluster: LocalCluster) -> list[int]:
-    """Return the processes of the nodes that run."""
+    """Return the process ids of the running nodes."""
     return [pid for name in cluster.node_names if (pid := cluster.pid(name)) is not None]
 
 
 def bare_lmdb(directory: Path) -> tuple[float, float]:
-    """Return (durable put, get) rows/s of py-lmdb alone: sorted groups of 8,000 rows with one sync
+    """Measure (durable put, get) rows/s of py-lmdb alone: sorted groups of 8,000 rows with one sync
     each, and reads of 1,000 sorted keys; 16-byte keys, 100-byte values.
     """
     rng = random.Random(7)
@@ -118,7 +118,9 @@ def bare_lmdb(directory: Path) -> tuple[float, float]:
 
 
 def bare_syncs(directory: Path, size: int, seconds: float) -> list[float]:
-    """Return the milliseconds of each bare pwrite and fdatasync of so many bytes, one at a time."""
+    """Measure the milliseconds of each bare pwrite and fdatasync of ``size`` bytes, one at a
+    time.
+    """
     path, room = directory / "floor", 16 << 20
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
     try:
@@ -139,8 +141,8 @@ def bare_syncs(directory: Path, size: int, seconds: float) -> list[float]:
 
 @contextmanager
 def steady_clients(coordinators: str) -> Iterator[dict[str, list[float]]]:
-    """Get and put single records steadily, in a process of its own, for the length of the block;
-    then the yielded dict has the milliseconds of each, by kind.
+    """Get and put single records steadily, in a process of its own, during the block; afterwards
+    the yielded dict has the milliseconds of each, by kind.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -1,4 +1,6 @@
-"""A node joins a loaded cluster: how fast its share moves, and what clients notice."""
+"""Benchmarks of a node that joins a loaded cluster: the speed of its moves, and the clients'
+latencies.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ from koinon_proto.server.rpc import COMMON_OPTIONS
 from koinon_proto.v1 import replication_pb2
 
 REBALANCE = PlanRequest(kind=PlanKind.REBALANCE)
-LOAD_BATCH = 20_000  # rows; a commit's price is by the pages that it touches
-POLL_S = 1.0  # an answer about hundreds of moves has a cost
+LOAD_BATCH = 20_000  # rows; the cost of a commit depends on the pages that it changes
+POLL_S = 1.0  # interval of polls: an answer about hundreds of moves costs CPU
 TIMEOUT_S = 900.0
 PAGE_BYTES, COMMIT_BYTES = 1 << 20, 16 << 20
 MAP_BYTES = 16 << 30
@@ -44,7 +46,7 @@ AIMS = (
 def measure(
     *, megabytes: int = 1024, value_bytes: int = 1000, seconds: float = 15.0
 ) -> Iterator[Figure]:
-    """Rebalance of a loaded cluster to a fourth node, and throttled to a fifth beside clients.
+    """Measure a rebalance to a fourth node, and a throttled one to a fifth beside clients.
 
     Three nodes are loaded. The first rebalance is timed without clients; a bare copy of as many
     bytes runs right before and right after it. The second one is throttled to a quarter of its
@@ -139,7 +141,7 @@ def _beside_clients(
 
 def _bare_copy(rows: int, value_bytes: int) -> Figure:
     """Scan LMDB, send pages over loopback gRPC, append to LMDB in another process, with one sync
-    every 16 MiB, as two nodes do: the least that a move can cost.
+    every 16 MiB, as two nodes do: the least cost of a move.
     """
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
         source, target = Path(scratch) / "source", Path(scratch) / "target"

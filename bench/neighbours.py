@@ -1,4 +1,4 @@
-"""The cost of others to a client: ten thousand connections, and a keyspace at its limit."""
+"""Benchmarks of a client beside others: ten thousand connections, and a keyspace at its limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.node.kit.support import NodeProcess
 
 IDLE, NOW_AND_THEN, GARBAGE = 5_000, 4_500, 500
 EVERY_S = 10.0
-AT_ONCE = 200  # connections that are being opened
+AT_ONCE = 200  # limit of connections that are being opened at once
 GARBAGE_BYTES, GARBAGE_PAUSE_S = 200, 0.05
 GET = b"*2\r\n$3\r\nGET\r\n$5\r\nkey:1\r\n"
 PING = b"*1\r\n$4\r\nPING\r\n"
@@ -35,7 +35,7 @@ TASKS = 64
 
 
 def _mixed(client: koinon.Client | koinon.KeyspaceClient) -> Callable[[int], object]:
-    """Return a get and a put in turn."""
+    """Return a function that alternates between a get and a put."""
 
     def operation(turn: int) -> object:
         key = b"key:%d" % (turn % 1000)
@@ -46,7 +46,9 @@ def _mixed(client: koinon.Client | koinon.KeyspaceClient) -> Callable[[int], obj
 
 @contextmanager
 def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Connection]:
-    """Run work in a process of its own, which takes orders and answers each; 0 ends it."""
+    """Run ``work`` in a process of its own, which answers each order sent to it; order 0 ends
+    it.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(*arguments, theirs))
@@ -62,10 +64,10 @@ def _beside(work: Callable[..., Any], *arguments: Any) -> Iterator[Connection]:
 
 
 def connections(*, rounds: int = 3, seconds: float = 5.0) -> Iterator[Figure]:
-    """A client's latencies and a node's memory beside 10,000 connections at its Redis port.
+    """Measure a client's latencies and a node's memory beside 10,000 connections at its Redis port.
 
-    5,000 are idle, 4,500 get a key every ten seconds, and 500 send garbage and come again as soon
-    as they are closed. Needs 12,000 open files (``ulimit -n``).
+    5,000 are idle, 4,500 get a key every ten seconds, and 500 send garbage and reconnect as soon as
+    they are closed. Needs 12,000 open files (``ulimit -n``).
     """
     with LocalCluster(nodes=1, coordinators=1) as cluster, cluster.client() as client:
         (name,) = cluster.node_names
@@ -94,7 +96,7 @@ def connections(*, rounds: int = 3, seconds: float = 5.0) -> Iterator[Figure]:
 
 
 def _hold(address: str, orders: Connection) -> None:
-    """Hold all connections until told to end; answer each order with what has happened."""
+    """Hold all connections until the order to end; answer each order with the counts so far."""
     host, _, port = address.rpartition(":")
     counts = {"open": 0, "closed": 0, "gets": 0, "garbage": 0}
 
@@ -154,9 +156,9 @@ async def _stranger(open_: Any, opening: Any, rng: random.Random, counts: dict[s
 
 
 def keyspaces(*, rounds: int = 5, seconds: float = 5.0) -> Iterator[Figure]:
-    """A client of a keyspace in a pool of its own, beside one that wants twice its limit.
+    """Measure a client of a keyspace in its own pool, beside one that tries twice its limit.
 
-    Each node, with a client of its keyspace, is kept on a core of its own: what they share is the
+    Each node, with a client of its keyspace, is kept on a core of its own: they share only the
     coordinator, the disk and the memory. Rounds without and with the other clients alternate.
     """
     with (
@@ -180,7 +182,7 @@ def keyspaces(*, rounds: int = 5, seconds: float = 5.0) -> Iterator[Figure]:
             wanted = others.recv() / seconds
             yield Figure("writes of the others", "wanted", wanted, "/s")
             admin.keyspaces.alter(PUBLIC, max_rows_per_s=max(1, int(wanted / 2)))
-            others.send(1.0)  # what the limit lets in at once is used up
+            others.send(1.0)  # use up the burst that the limit admits at once
             others.recv()
             for _ in range(rounds):
                 yield from latencies("get or put", "alone", steadily(own, seconds))
@@ -198,7 +200,7 @@ def _keep_on(core: int, *pids: int) -> None:
 
 
 def _want_all(coordinators: str, core: int, orders: Connection) -> None:
-    """Write as much as is let in, for the seconds of each order; answer with the count."""
+    """Write as much as is admitted, for the seconds of each order; answer with the count."""
     os.sched_setaffinity(0, {core})
 
     async def write(client: koinon.AsyncKeyspaceClient, task: int, until: float) -> int:

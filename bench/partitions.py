@@ -1,4 +1,4 @@
-"""The cost of many partitions: failover, return and start of clusters with few and with many."""
+"""Benchmarks of many partitions: failover, return and start of clusters with few and with many."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ AIMS = tuple(
 
 
 def failover(*, keyspaces: tuple[int, ...] = (0, 200), runs: int = 3) -> Iterator[Figure]:
-    """Failover, return, pushes and start with 1,024 partitions, and with 200 keyspaces beside.
+    """Measure failover, return and start with 1,024 partitions, and with 200 more keyspaces.
 
     A node of three is killed; the figures are seconds until every partition has a primary that
-    serves it, and until one key of each of 1,024 partitions takes a write. Then the node comes
-    back. Nothing else fails, so each campaign and each lost lease is a mistake.
+    serves it, and until one key of each of 1,024 partitions accepts a write. Then the node returns.
+    Nothing else fails, so each campaign and each lost lease is a mistake.
     """
     for count in keyspaces:
         with LocalCluster(nodes=NODES, coordinators=3) as cluster, asyncio.Runner() as runner:
@@ -53,7 +53,7 @@ async def _next(figures: AsyncGenerator[Figure, None]) -> Figure | None:
 
 
 def start(*, runs: int = 3) -> Iterator[Figure]:
-    """Seconds, and CPU, until a node that leads 16,384 partitions serves them all again."""
+    """Measure seconds and CPU until a node that leads 16,384 partitions serves them all again."""
     with LocalCluster(nodes=1, coordinators=1) as cluster:
         for seconds, used in asyncio.run(_starts(cluster, runs)):
             yield Figure("start of a node", f"{LED_BY_ONE:,} partitions", seconds, "s")
@@ -117,7 +117,7 @@ async def _writes(client: aio.AsyncClient, table: Table) -> Callable[[], Any]:
 async def _fail_over(
     cluster: LocalCluster, write_all: Callable[[], Any], victim: str
 ) -> dict[str, float]:
-    """Kill the node, and bring it back; return seconds since its end, or its start."""
+    """Kill the node, and start it again; return seconds since the kill, or since the start."""
     number = next(n.number for n in _table(cluster).nodes.values() if n.node_id == victim)
     status = table_pb2.PARTITION_STATUS_ONLINE
     await write_all()
@@ -144,16 +144,17 @@ async def _watched(
     is_done: Callable[[Any], bool],
     epochs_before: Mapping[NodeId, int] | None = None,
 ) -> float:
-    """Follow the leader's table until every row is as wanted, and every node has registered since
-    it had these epochs; return when that was, by ``time.monotonic``. Only rows that change are
-    looked at: asking for the whole table again and again would take CPU from the servers.
+    """Follow the leader's table until every row meets the condition, and every node has registered
+    with a later epoch than in ``epochs_before``; return the time by ``time.monotonic``. Only
+    changed rows are checked: repeated requests for the whole table would take CPU from the servers.
     """
     undone: set[int] = set()
     epochs: dict[NodeId, int] = {}
     async with asyncio.timeout(READY_S):
         while True:
             name = cluster.leader() or cluster.coordinator_names[0]
-            with contextlib.suppress(grpc.aio.AioRpcError):  # it is about to start, or has ended
+            # the leader is about to start, or has ended
+            with contextlib.suppress(grpc.aio.AioRpcError):
                 async with grpc.aio.insecure_channel(cluster.address(name)) as channel:
                     stub: Any = table_pb2_grpc.TableServiceStub(channel)
                     async for update in stub.WatchTable(table_pb2.GetTableRequest()):
@@ -172,7 +173,7 @@ def _in_sync(row: Any) -> bool:
 
 
 async def _pushes(cluster: LocalCluster) -> list[float]:
-    """Return milliseconds from changes of the table until watchers of all members have them."""
+    """Return the milliseconds from changes of the table until watchers of all members have them."""
     table = _table(cluster)
     request = table_pb2.GetTableRequest(
         cluster_id=table.cluster.cluster_id, known_version=table.table_version

@@ -1,4 +1,4 @@
-"""What a lone operation costs the servers: CPU, and the calls and modules that it passes."""
+"""Benchmarks of a single operation's cost at the servers: CPU, function calls, and modules."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ AIMS = (
     Aim("get, modules of the primary", "1 copy", 12, at_most=True),
 )
 TREE = Path(__file__).resolve().parents[1]
-COUNTED = 500  # operations of which the calls are counted
-RARE = 0.5  # calls an operation: what happens less often is not on the way of each
+COUNTED = 500  # operations whose calls are counted
+RARE = 0.5  # calls per operation: rarer calls do not belong to every operation
 KEYS = [b"walk:%d" % n for n in range(20_000)]
 
 
 def measure(
     *, copies: tuple[int, ...] = (1, 3), seconds: float = 3.0, calls: bool = False
 ) -> Iterator[Figure]:
-    """CPU, calls and modules of a lone put and a lone get, by one client; ``calls``: print them."""
+    """Measure CPU, calls and modules of a single put and a single get; ``calls``: print them."""
     for count in copies:
         column = "1 copy" if count == 1 else f"{count} copies"
         with _cluster(count) as cluster, cluster.client() as client:
@@ -109,7 +109,7 @@ def _signal(pids: dict[str, int], number: int) -> None:
 
 
 def _led_by(client: Client, node_id: str) -> bytes:
-    """Return a key of which the node is the primary."""
+    """Return a key whose primary is the node."""
     table = client.table()
     partition_of = partitioner_of(table.keyspaces.default).partition_of
     nodes = ((key, table.primary_of(partition_of(key))) for key in KEYS)

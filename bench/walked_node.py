@@ -1,7 +1,7 @@
-"""A storage node that counts its calls: SIGUSR1 begins anew, SIGUSR2 writes what was counted.
+"""A storage node that counts its calls: SIGUSR1 restarts the count, SIGUSR2 writes it.
 
 The counts go to the file ``PID.json`` in the folder that ``KOINON_WALK`` names: from
-``module:function`` to calls of ours on the event loop's thread.
+``module:function`` to the number of calls of our own functions on the event loop's thread.
 """
 
 from __future__ import annotations

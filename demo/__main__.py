@@ -8,7 +8,7 @@ from koinon.local.servers import is_importable, missing_for_servers
 
 
 def run() -> int:
-    """Run the demo, or say what is missing."""
+    """Run the demo, or name the missing packages."""
     missing = missing_for_servers()
     missing += [
         name for name in ("rich", "redis", "pyarrow", "pyspark", "h3") if not is_importable(name)

@@ -1,6 +1,6 @@
-"""The first acts of the demo: loading, reading, a coordinator that dies and returns.
+"""The first acts of the demo: loading, reading, a coordinator that is killed and returns.
 
-Each act is one function. It shows something, and checks what it shows.
+Each act is one function, which shows a behaviour and checks it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AFTER_ELECTION_S = 0.5
 
 
 def load_and_kill_leader(play: Play) -> None:
-    """Load everything; half-way through, kill -9 the coordinators' leader."""
+    """Load all rows; half-way through, kill -9 the coordinators' leader."""
     stage, cluster = play.stage, play.cluster
     stage.act(f"{len(play.rows):,} cities go in, and half-way the coordinators' leader is killed")
     old = cluster.leader() or ""
@@ -86,7 +86,7 @@ def read_everything(play: Play) -> None:
 
 
 def single_records(play: Play) -> None:
-    """Single gets, a conditional write, a record that expires."""
+    """Measure single gets; try a conditional write and a record that expires."""
     stage, client = play.stage, play.client
     stage.act("One record at a time")
     times = []
@@ -124,7 +124,7 @@ def single_records(play: Play) -> None:
 
 
 def coordinator_returns(play: Play) -> None:
-    """The killed coordinator starts again and catches up."""
+    """Start the killed coordinator again, and wait until it has caught up."""
     stage, cluster, name = play.stage, play.cluster, play.killed_coordinator
     stage.act(f"{name} comes back")
     began = time.monotonic()

@@ -29,7 +29,7 @@ CONF = {"spark.sql.shuffle.partitions": "8"}
 
 
 def orders_come_and_go_back(play: Play) -> None:
-    """TPC-H orders are ingested with Spark, read back with Spark, and compared."""
+    """Ingest TPC-H orders with Spark, read them back with Spark, and compare."""
     stage = play.stage
     rows = min(play.rows_max or ORDERS.rows_at_scale_1, ORDERS.rows_at_scale_1)
     stage.act(f"{rows:,} TPC-H orders come in by Spark while clients write, and are read back")
@@ -51,7 +51,7 @@ def orders_come_and_go_back(play: Play) -> None:
 
 
 def _ingest(play: Play, source: Any, total: int) -> None:
-    """Load the orders, all or nothing, while single writes go on."""
+    """Load the orders, all or none, while single writes go on."""
     stage, coordinators = play.stage, play.cluster.coordinators
     settings = Settings(coordinators=coordinators, key=KEY, key_encoding="binary", encoding="json")
     with (
@@ -82,7 +82,7 @@ def _ingest(play: Play, source: Any, total: int) -> None:
 
 
 def _in_words(outcome: Outcome) -> str:
-    """Return how long the load's stages took, and its rate without Spark's start, as text."""
+    """Return the durations of the load's phases, and its rate without Spark's start, as text."""
     stages = (Phase.STAGING, Phase.PREPARING, Phase.MERGING)
     seconds = {phase: outcome.seconds.get(phase, 0.0) for phase in stages}
     parts = ", ".join(f"{phase.value} {duration_text(seconds[phase])}" for phase in stages)

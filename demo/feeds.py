@@ -1,4 +1,6 @@
-"""The acts of the demo about the change feed: a program follows, dies, and has missed nothing."""
+"""The acts of the demo about the change feed: a program follows it, is killed, and misses no
+change.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ POLL_S = 0.1
 
 
 def program_follows(play: Play) -> None:
-    """Start the program; it tells what there is, then what changes."""
+    """Start the program; it prints the existing records, then changes."""
     stage = play.stage
     stage.act("A program follows what is written, while nodes die and leave: koinon watch")
     scratch = play.finally_.enter_context(tempfile.TemporaryDirectory(prefix="koinon-demo-"))
@@ -27,7 +29,7 @@ def program_follows(play: Play) -> None:
 
 
 def program_is_killed(play: Play) -> None:
-    """Kill -9 the program; it goes on where it stopped."""
+    """Kill -9 the program; it continues where it stopped."""
     stage, follower = play.stage, play.follower
     assert follower is not None
     stage.act("That program is killed as well, misses some writes, and goes on")
@@ -46,7 +48,7 @@ def program_is_killed(play: Play) -> None:
 
 
 def program_missed_nothing(play: Play) -> None:
-    """Compare what was told with what was acknowledged."""
+    """Compare the printed changes with the acknowledged writes."""
     stage, follower = play.stage, play.follower
     assert follower is not None
     stage.act("What the program was told is compared with what was acknowledged")
@@ -60,7 +62,7 @@ def program_missed_nothing(play: Play) -> None:
 
 
 def _has_seen_all(play: Play) -> bool:
-    """Wait until the program was told every acknowledged write; return whether it was."""
+    """Wait until the program has printed every acknowledged write; return whether it has."""
     assert play.follower is not None
     for _ in range(int(SEEN_S / POLL_S)):
         told = play.follower.values()

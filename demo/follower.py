@@ -1,4 +1,4 @@
-"""A program that follows the change feed: ``koinon watch --state``, a process of its own."""
+"""A program that follows the change feed: ``koinon watch --state``, in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ PREFIX = "demo/"
 
 
 class Follower:
-    """``koinon watch`` of all keys below the prefix; what it prints goes to one file."""
+    """``koinon watch`` of all keys below the prefix; its output goes to one file."""
 
     def __init__(self, coordinators: str, scratch: Path) -> None:
         self._arguments = ["--coordinators", coordinators, "--json"]
         self._state = scratch / "positions"
         self._printed = scratch / "changes.jsonl"
         self._process: subprocess.Popen[bytes] | None = None
-        self.lines = 0  # at the last look
+        self.lines = 0  # when the file was last read
 
     def start(self) -> int:
-        """Begin, or go on where the last process stopped; return the process's id."""
+        """Start the program, or continue after its last process; return the process id."""
         watch = ["watch", "--prefix", PREFIX, "--since", "start", "--state", str(self._state)]
         with self._printed.open("ab") as output:
             self._process = subprocess.Popen(
@@ -30,16 +30,16 @@ class Follower:
         return self._process.pid
 
     def kill(self) -> None:
-        """Kill -9 the process; nothing, if none runs."""
+        """Kill -9 the process, if one runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def values(self) -> dict[bytes, bytes | None]:
-        """Return the newest value of each key that was told so far; None: it was deleted."""
+        """Return the newest value of each key in the output so far; None: the key was deleted."""
         newest: dict[str, tuple[int, str | None]] = {}
-        lines = self._printed.read_bytes().split(b"\n")[:-1]  # the last one may be half a line
+        lines = self._printed.read_bytes().split(b"\n")[:-1]  # the last line may be incomplete
         for change in map(json.loads, filter(None, lines)):
             told = change["version"], change.get("value")
             newest[change["key"]] = max(newest.get(change["key"], told), told)

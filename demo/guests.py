@@ -1,4 +1,4 @@
-"""The act of the demo in which a client of Redis Cluster comes in, beside Koinon's own."""
+"""The act of the demo in which a client of Redis Cluster connects, beside Koinon's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ GETS = 500
 
 
 def redis_client_comes_in(play: Play) -> None:
-    """Let two clients read what the other writes; what both count is counted once each."""
+    """Let two clients read each other's writes, and increment the same record without a lost
+    count.
+    """
     stage, client = play.stage, play.client
     stage.act("A client of Redis Cluster comes in, as it is")
     host, _, port = play.cluster.redis_address("n1").rpartition(":")

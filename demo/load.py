@@ -25,7 +25,7 @@ Row = tuple[bytes, bytes]
 def write_all(
     client: Client, rows: Sequence[Row], on_progress: Callable[[int], None]
 ) -> tuple[int, list[str]]:
-    """Write the rows in large pieces; return how many were acknowledged, and every error."""
+    """Write the rows in large pieces; return the number of acknowledged rows, and every error."""
     done = 0
     errors: list[str] = []
     slabs = _slabs(rows)
@@ -50,8 +50,8 @@ def _slabs(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 class SingleWriter:
-    """Writes one record after the other. Remembers which were acknowledged, and the longest time
-    that one took. As a context manager it writes inside the block.
+    """Writes one record after the other; keeps the acknowledged ones and the longest latency. As a
+    context manager it writes inside the block.
     """
 
     def __init__(self, client: Client, prefix: bytes, timeout_ms: int) -> None:
@@ -66,7 +66,7 @@ class SingleWriter:
 
     @property
     def told(self) -> str:
-        """The number of errors, in words, and the first of them."""
+        """The number of errors as text, with the first of them."""
         if not self.errors:
             return "no error"
         return f"{count(len(self.errors), 'error')} ({self.errors[0]})"

@@ -1,4 +1,6 @@
-"""The act about places: a cluster that routes by H3 cells, where what is near lies together."""
+"""The act about places: a cluster that routes by H3 cells, where records of one cell are in one
+partition.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,16 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Rows of drivers and riders, and the driver who is next to each rider when all is over."""
+    """Rows of drivers and riders, and each rider's nearest driver after the last event."""
 
     rows: dict[bytes, bytes]
     nearest: dict[str, str]
 
 
 def drivers_meet_riders(play: Play) -> None:
-    """Drivers and riders of a cell are in one partition: they meet where they are stored."""
+    """Store drivers and riders by cell, so that all of a cell are in one partition, and match them
+    there.
+    """
     stage = play.stage
     stage.act(f"Drivers meet riders: {EVENTS:,} events of {DRIVERS} drivers in {len(CITIES)} cells")
     flags = ["--partitions", str(PARTITIONS)]
@@ -61,7 +65,7 @@ def drivers_meet_riders(play: Play) -> None:
 
 
 def _cells_of_the_world(stage: Stage, client: Client) -> None:
-    """Write a record of every cell that there is; look how evenly they lie."""
+    """Write a record for every cell of the world; show how evenly they are spread."""
     parents = h3.get_res0_cells()
     cells = [cell for parent in parents for cell in h3.cell_to_children(parent, RESOLUTION)]
     keys = [h3.str_to_int(cell).to_bytes(CELL_BYTES, "big") + b"/cell" for cell in cells]
@@ -79,7 +83,7 @@ def _cells_of_the_world(stage: Stage, client: Client) -> None:
 
 
 def _traffic() -> Traffic:
-    """Drivers that go about in the middle of a cell each, and riders who wait there."""
+    """Make events of drivers that move around the middle of a cell, and riders that wait there."""
     rng = random.Random(RESOLUTION)
     middles = [h3.cell_to_latlng(h3.latlng_to_cell(*city, RESOLUTION)) for city in CITIES]
 
@@ -102,7 +106,7 @@ def _traffic() -> Traffic:
 
 
 def _apart(a: Place, b: Place) -> float:
-    """Return how far two places are from one another, as a measure to compare by."""
+    """Return a measure of the distance of two places, for comparisons only."""
     return (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2
 
 
@@ -126,7 +130,7 @@ def _scan_cells(stage: Stage, client: Client, traffic: Traffic) -> None:
 
 
 def _join(stage: Stage, cluster: LocalCluster, traffic: Traffic) -> None:
-    """Have Spark find the driver next to each rider, inside the tasks that read the partitions."""
+    """Have Spark find each rider's nearest driver, inside the tasks that read the partitions."""
     with spark_session(app_name="koinon demo") as spark:
         began = time.monotonic()
         read = spark.read.format("koinon").option("coordinators", cluster.coordinators).load()
@@ -143,7 +147,7 @@ def _join(stage: Stage, cluster: LocalCluster, traffic: Traffic) -> None:
 
 
 def _meeting() -> Any:
-    """Return what a task does with the rows of its partitions: cells are whole there."""
+    """Return the function of a task over the rows of its partitions, which contain whole cells."""
 
     def meet(frames: Iterable[Any]) -> Iterator[Any]:
         drivers: dict[bytes, dict[str, Place]] = {}
@@ -151,7 +155,7 @@ def _meeting() -> Any:
         for frame in frames:
             for key, value in zip(frame.key, frame.value, strict=True):
                 cell, (kind, *names) = key[:8], key[9:].decode().split("/")
-                if kind == "driver":  # in key order: the last event of each stays
+                if kind == "driver":  # in key order: the last event of each driver stays
                     drivers.setdefault(cell, {})[names[0]] = json.loads(value)
                 elif kind == "rider":
                     riders.append((cell, names[0], json.loads(value)))

@@ -19,7 +19,7 @@ RIDE_TIMEOUT_MS = 30_000
 @dataclass(kw_only=True)
 class Play:
     """The cluster, a client, the loaded rows, and every single write acknowledged since the load.
-    ``rows_max``: load no more of anything; None: all.
+    ``rows_max``: the limit of rows to load from any source; None: all.
     """
 
     stage: Stage
@@ -34,12 +34,12 @@ class Play:
 
 
 def check_all_rows(play: Play) -> float:
-    """Compare every row with its source; return the rows per second."""
+    """Compare every row with its source; return rows per second."""
     return _check(play, play.rows)
 
 
 def check_acknowledged(play: Play) -> float:
-    """Compare every acknowledged single write with what was written; return the rows per second."""
+    """Compare every acknowledged single write with the stored record; return rows per second."""
     return _check(play, play.acknowledged)
 
 
@@ -58,5 +58,5 @@ def _check(play: Play, rows: dict[bytes, bytes]) -> float:
 
 
 def wait(seconds: float) -> None:
-    """Wait a moment while the background work of an act goes on."""
+    """Wait while an act's background work goes on."""
     threading.Event().wait(seconds)

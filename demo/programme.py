@@ -21,7 +21,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.printable import protect_streams
 
 PARTITIONS = 256
-"""Fewer than usual: moving a node's share is to take seconds."""
+"""Fewer than the default: moving a node's share should take seconds."""
 PROGRAMME = (
     acts.load_and_kill_leader,
     acts.read_everything,
@@ -61,7 +61,7 @@ def _rows(text: str) -> int:
 
 
 def play(stage: Stage, rows_max: int | None) -> None:
-    """Show all acts on a cluster of its own."""
+    """Run all acts on a cluster of their own."""
     stage.console.print("[bold]Koinon: a key-value store cluster, on this machine, in a minute.[/]")
     stage.act("Three coordinators and three nodes, each a process of its own")
     began = time.monotonic()
@@ -100,7 +100,7 @@ def play(stage: Stage, rows_max: int | None) -> None:
 
 
 def _command() -> str:
-    """Return how to call the command line from this shell."""
+    """Return the shell command for ``koinon``."""
     beside = Path(sys.executable).with_name("koinon")
     if shutil.which("koinon") or not beside.exists():
         return "koinon"

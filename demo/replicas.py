@@ -1,4 +1,4 @@
-"""The acts of the demo about copies: a node dies and returns, one joins, one leaves."""
+"""The acts of the demo about copies: a node is killed and returns, one joins, one leaves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLL_S = 0.1
 
 
 def node_dies(play: Play) -> None:
-    """kill -9 a storage node under writes: other nodes serve its partitions; then it returns."""
+    """kill -9 a storage node under writes; other nodes serve its partitions, then it returns."""
     stage, cluster, name = play.stage, play.cluster, play.cluster.node_names[1]
     stage.act("A storage node is killed while it is being written to")
     table = play.client.table()
@@ -81,7 +81,7 @@ def node_dies(play: Play) -> None:
 
 
 def node_returns(play: Play) -> None:
-    """The killed node starts again, and copies what it missed from the others."""
+    """Start the killed node again; it copies the missed writes from the others."""
     stage, cluster, name = play.stage, play.cluster, play.cluster.node_names[1]
     stage.act(f"{name} comes back, and catches up with what it missed")
     began = time.monotonic()
@@ -102,7 +102,7 @@ def node_returns(play: Play) -> None:
 
 
 def node_joins(play: Play) -> None:
-    """A fourth node joins; a rebalance moves its share to it, under writes."""
+    """Add a fourth node, and move its share to it by a rebalance, under writes."""
     stage, cluster = play.stage, play.cluster
     stage.act("A fourth node joins, and takes its share while writes go on")
     name = cluster.add_node()
@@ -125,7 +125,7 @@ def node_joins(play: Play) -> None:
 
 
 def node_leaves(play: Play) -> None:
-    """A node is drained and removed."""
+    """Drain a node and remove it."""
     stage, cluster, name = play.stage, play.cluster, play.cluster.node_names[0]
     stage.act(f"{name} is drained, and leaves")
     request = PlanRequest(kind=PlanKind.DRAIN, node_id=name)
@@ -234,7 +234,7 @@ def _pause() -> None:
 
 
 class Probe:
-    """Writes one record to each partition, all at once, and notes how long each took."""
+    """Writes one record to each partition, concurrently, and records the duration of each."""
 
     def __init__(self, coordinators: str, table: Table) -> None:
         self.began = 0.0

@@ -21,7 +21,7 @@ class MismatchError(Exception):
 
 
 class Advance(Protocol):
-    """Reports progress: how much is done, and a remark."""
+    """Reports progress: the amount done, and a remark."""
 
     def __call__(self, done: int, remark: str = "") -> None: ...
 
@@ -49,11 +49,11 @@ class Stage:
         self.console.print(f"   {sentence}", soft_wrap=True)
 
     def event(self, sentence: str) -> None:
-        """Announce a failure that is made on purpose."""
+        """Announce a deliberate failure."""
         self.console.print(f" [bold yellow]⚡ {sentence}[/]", soft_wrap=True)
 
     def check(self, holds: bool, promise: str) -> None:
-        """Show a check that holds; end the demo if it does not hold."""
+        """Show a check that holds; end the demo if it does not."""
         if not holds:
             self.console.print(f" [bold red]✘ {promise}[/]", soft_wrap=True)
             raise MismatchError(promise)
@@ -62,7 +62,7 @@ class Stage:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
-        """Yield a function that shows progress: a bar on a terminal, else lines now and then."""
+        """Yield a function that shows progress: a bar on a terminal, else lines at intervals."""
         if not self._tty:
             yield self._plain_progress(what, total)
             return

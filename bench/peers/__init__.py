@@ -1,1 +1,3 @@
-"""The same work by Koinon, by Redis and by etcd, each through its Python client, in one run."""
+"""Benchmarks of Koinon, Redis and etcd with the same work, each through its Python client, in one
+run.
+"""

@@ -1,8 +1,8 @@
-"""Each system's Python client behind one face: what a row of the table asks of it.
+"""Each system's Python client behind one interface, with the calls of the table's rows.
 
-A face has ``get``, ``put``, ``get_many``, ``put_many`` and ``scan``; asyncio methods with the same
-names and an ``a`` before; ``aopen`` and ``aclose`` around these. Keys and values are bytes. A put
-returns when the system has acknowledged it.
+An interface has ``get``, ``put``, ``get_many``, ``put_many`` and ``scan``; asyncio methods with the
+same names and a prefix ``a``; ``aopen`` and ``aclose`` around these. Keys and values are bytes. A
+put returns when the system has acknowledged it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from bench.peers.servers import MESSAGES, stub
 
 PAGE_ROWS = 1_000
 TIMEOUT_MS = 30_000
-CONNECTIONS_MAX = 1_024  # of redis.asyncio to each server: 100 by default, and 256 tasks want more
+# redis.asyncio's connections to each server: 100 by default, too few for 256 tasks
+CONNECTIONS_MAX = 1_024
 
 Face = Any
 Pairs = Sequence[tuple[bytes, bytes]]
 
 
 class KoinonFace:
-    """Koinon's clients; ``options`` are theirs."""
+    """Koinon's clients; ``options`` are those of ``connect``."""
 
     def __init__(self, coordinators: str, **options: Any) -> None:
         import koinon
@@ -59,7 +60,7 @@ class KoinonFace:
 
 
 class RedisFace:
-    """redis-py's cluster clients. ``wait``: replicas that have to hold a put."""
+    """redis-py's cluster clients. ``wait``: the number of replicas that must hold a put."""
 
     def __init__(self, host: str, port: int, *, wait: int = 0) -> None:
         from redis.cluster import RedisCluster
@@ -131,7 +132,7 @@ class RedisFace:
 
 
 class EtcdFace:
-    """etcd's API by gRPC, the calls in turn over connections to all its servers."""
+    """etcd's API over gRPC; calls alternate between connections to all its servers."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         import grpc

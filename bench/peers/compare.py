@@ -1,5 +1,5 @@
-"""All systems in turn: a round runs every row by every system, so that what else the machine does
-meets all alike.
+"""Compares all systems in turn: a round runs every row on every system, so that other load of the
+machine affects all alike.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure(
     floors: bool = True,
     from_c: bool = True,
 ) -> Iterator[Figure]:
-    """The same work by Koinon, Redis and etcd, floors of any client, redis-benchmark."""
+    """Measure the same work on Koinon, Redis and etcd, any client's floors, redis-benchmark."""
     for name in (*rows, *systems):
         if name not in ROWS and name not in SYSTEMS:
             raise SystemExit(f"no row or system {name!r}: {', '.join((*ROWS, *SYSTEMS))}")
@@ -76,7 +76,7 @@ def measure(
             stack.enter_context(_spinning())
         for number in range(rounds):
             for row in rows:
-                # Another worker begins in each round, so that none always follows the same one.
+                # each round begins with another worker, so that none always follows the same one
                 turn = number % len(workers) if workers else 0
                 for worker in workers[turn:] + workers[:turn]:
                     yield from _figures(row, worker, seconds)
@@ -87,7 +87,7 @@ def measure(
 
 
 def _start(names: Sequence[str], stack: ExitStack) -> list[Worker]:
-    """Start servers and clients; say what this machine lacks for the others."""
+    """Start servers and clients; print what this machine lacks for the others."""
     running: dict[str, servers.Running] = {}
     workers = []
     for system in (SYSTEMS[name] for name in names):
@@ -126,7 +126,7 @@ def _figures(row: str, worker: Worker, seconds: float) -> Iterator[Figure]:
 
 @contextmanager
 def _spinning() -> Iterator[None]:
-    """Keep every core from sleeping, by neighbours of the lowest priority."""
+    """Keep every core from sleeping, by busy processes of the lowest priority."""
     processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(os.cpu_count() or 1)]
     try:
         yield
@@ -137,7 +137,7 @@ def _spinning() -> Iterator[None]:
 
 
 def floor_figures(seconds: float) -> Iterator[Figure]:
-    """Yield what no client can be faster than: bare echoes, bare LMDB, bare syncs."""
+    """Yield the floors that no client can beat: bare echoes, bare LMDB, bare syncs."""
     for kind in echoes.KINDS:
         yield Figure(f"echo by {kind}", "floor", echoes.rate(kind, seconds), "/s")
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
@@ -149,7 +149,7 @@ def floor_figures(seconds: float) -> Iterator[Figure]:
 
 
 def _redis_benchmark() -> Iterator[Figure]:
-    """Yield what redis-benchmark, a client in C, gets of one server of each system."""
+    """Yield the rates of redis-benchmark, a client in C, with one server of each system."""
     if shutil.which("redis-benchmark") is None:
         print("no redis-benchmark: install Debian's package redis-tools", file=sys.stderr)
         return
@@ -164,7 +164,7 @@ def _redis_benchmark() -> Iterator[Figure]:
                 for what in ("set", "get"):
                     row = f"redis-benchmark {what}" + (f" -P {pipeline}" if pipeline > 1 else "")
                     for name, (host, port) in places.items():
-                        fewer = 10 if what == "set" and name != "redis" else 1  # each is synced
+                        fewer = 10 if what == "set" and name != "redis" else 1  # each put is synced
                         command = ["redis-benchmark", "-h", host, "-p", str(port), "--csv"]
                         command += ["-c", str(C_CONNECTIONS), "-n", str(C_REQUESTS // fewer)]
                         command += ["-d", "100", "-r", str(C_KEYS), "-t", what, "-P", str(pipeline)]

@@ -1,4 +1,5 @@
-"""Servers that answer every request with the same 100 bytes and read nothing, and their callers.
+"""Servers that answer every request with the same 100 bytes, and their callers: a floor for
+clients.
 
 ``hiredis``: a server of hiredis on an ``asyncio.Protocol``, and a blocking socket; ``grpc.aio``: a
 server of grpc.aio, and a blocking channel. Each server is a process of its own.
@@ -27,7 +28,7 @@ REQUEST = b"*2\r\n$3\r\nGET\r\n$16\r\nuser000000000001\r\n"
 
 
 def rate(kind: str, seconds: float) -> float:
-    """Return how often a second one caller is answered."""
+    """Return the answers a second that one caller gets."""
     command = [sys.executable, "-m", "bench.peers.echoes", kind]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

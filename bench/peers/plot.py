@@ -1,4 +1,4 @@
-"""Draws throughput over the number of asyncio tasks: ``python -m bench.peers.plot JSON PNG``.
+"""Draws throughput by the number of asyncio tasks: ``python -m bench.peers.plot JSON PNG``.
 
 The JSON is that of ``python -m bench run peers --set rows=tasks1-get,…,tasks256-put --json JSON``.
 """
@@ -15,7 +15,7 @@ from bench.peers.systems import SYSTEMS
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture: gets beside puts, a line a system."""
+    """Draw gets beside puts, with a line for each system."""
     import matplotlib as mpl
 
     mpl.use("Agg")

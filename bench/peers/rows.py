@@ -1,11 +1,11 @@
-"""The work that is compared: what each row asks of a system, for so many seconds.
+"""The compared work: the calls of each row, made for some seconds.
 
-A row is a stream of calls (a method of ``clients.Face``, its arguments, the records that it is
-about), made one after the other, by threads, or by asyncio tasks. Keys are drawn evenly from
-``KEYS`` records of 100 bytes. YCSB's workloads draw by its zipfian distribution (constant 0.99,
-scrambled): A (half updates), B (5 % updates), C (reads), D (5 % inserts, reads of the newest), E
-(5 % inserts, short ranges) and F (half read-modify-writes). A range of E is one batch of 1 to 20
-neighbouring numbers, for no order of keys spans the partitions of Koinon or the slots of Redis.
+A row is a stream of calls (a method of ``clients.Face``, its arguments, the number of its records),
+made one after the other, by threads, or by asyncio tasks. Keys are drawn evenly from ``KEYS``
+records of 100 bytes. YCSB's workloads draw by its zipfian distribution (constant 0.99, scrambled):
+A (half updates), B (5 % updates), C (reads), D (5 % inserts, reads of the newest), E (5 % inserts,
+short ranges) and F (half read-modify-writes). A range of E is one batch of 1 to 20 neighbouring
+numbers, since no order of keys spans the partitions of Koinon or the slots of Redis.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ KEYS = 20_000
 LARGE_KEYS = 64
 LARGE = b"L" * 100_000
 BATCH = 1_000
-CONCURRENCY = (1, 4, 16, 64, 256)  # asyncio tasks; the table has 64 and 256, the plot all
+# numbers of asyncio tasks; the table has 64 and 256, the plot all
+CONCURRENCY = (1, 4, 16, 64, 256)
 TASKS = 64
 THREADS = 16
 RANGE_MAX = 20
@@ -38,7 +39,8 @@ YCSB_WRITES = {"a": 0.5, "b": 0.05, "c": 0.0, "d": 0.05, "e": 0.05, "f": 0.5}
 
 Calls = Iterator[tuple[str, tuple[Any, ...], int]]
 """A method's name, its arguments, and the number of records that count. A stream is resumed only
-once its last call was acknowledged."""
+once its last call was acknowledged.
+"""
 
 
 @dataclass
@@ -93,7 +95,7 @@ def _batch(method: str, choice: random.Random) -> Calls:
 
 @cache
 def _draws(seed: int) -> list[int]:
-    """Return ranks by the zipfian distribution."""
+    """Return ranks drawn by the zipfian distribution."""
     weights = list(itertools.accumulate((n + 1) ** -ZIPF for n in range(KEYS)))
     return random.Random(seed).choices(range(KEYS), cum_weights=weights, k=DRAWS)
 
@@ -106,7 +108,7 @@ def _places() -> list[int]:
 
 
 class _Ycsb:
-    """One run of a workload; its streams share the newest record that was inserted."""
+    """One run of a workload; its streams share the newest inserted record."""
 
     def __init__(self, workload: str) -> None:
         self._workload = workload
@@ -135,7 +137,7 @@ class _Ycsb:
                 yield "put", (key_of(number), VALUE), 1
 
 
-# --- who makes the calls -------------------------------------------------------------------------
+# --- callers -------------------------------------------------------------------------------------
 
 
 def _check(method: str, found: Any) -> None:
@@ -168,7 +170,7 @@ Stream = Callable[[random.Random], Calls]
 
 
 def _threads(count: int, stream: Stream) -> Row:
-    """Return the row of so many threads of one client; of the calling thread alone for one."""
+    """Return the row of ``count`` threads of one client; for one, of the calling thread alone."""
 
     def run(face: Face, seconds: float) -> Outcome:
         parts = [Outcome() for _ in range(count)]
@@ -197,11 +199,13 @@ def _joined(parts: list[Outcome], began: float) -> Outcome:
 
 
 _RUNNER = asyncio.Runner()
-"""One loop for all rows: gRPC's poller is the process's, and calls back into loops it has seen."""
+"""The event loop of all rows: gRPC's poller belongs to the process, and calls back into earlier
+loops.
+"""
 
 
 def _tasks(count: int, stream_of: Callable[[], Stream]) -> Row:
-    """Return the row of so many tasks of one client, each with one call under way."""
+    """Return the row of ``count`` tasks of one client, each with one call in flight."""
 
     async def all_of_them(face: Face, seconds: float) -> Outcome:
         await face.aopen()
@@ -219,7 +223,7 @@ def _tasks(count: int, stream_of: Callable[[], Stream]) -> Row:
 
 
 def _scan(face: Face, seconds: float) -> Outcome:
-    """Pages of 1,000, again from the beginning when all is read."""
+    """Scan pages of 1,000, again from the beginning after the last."""
     outcome, began = Outcome(), time.perf_counter()
     until = began + seconds
     while time.perf_counter() < until:

@@ -1,8 +1,8 @@
-"""Servers of all systems, on this machine, for the length of a ``with`` block.
+"""Servers of all systems on this machine, for the length of a ``with`` block.
 
-They run in temporary directories on free ports, and end with the program, whatever ends it. The
-part of etcd's API that is compared is built here from its published messages
-(api/etcdserverpb/rpc.proto, mvccpb/kv.proto), without fields that are not used.
+They run in temporary directories on free ports, and end with the program in any case. The compared
+part of etcd's API is built here from its published messages (api/etcdserverpb/rpc.proto,
+mvccpb/kv.proto), without unused fields.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ SLOTS = 16_384
 READY_S = 20.0
 STOP_S = 10.0
 POLL_S = 0.05
-AFTER_FAILOVER_MS = 60_000  # so long that no Redis counts as dead because the machine is busy
-OPERATIONS_MAX = 2_000  # of etcd's transactions; a batch of 1,000 is one
+AFTER_FAILOVER_MS = 60_000  # so long that Redis declares no server dead while the machine is busy
+OPERATIONS_MAX = 2_000  # operations in an etcd transaction; a batch has 1,000
 
 Address = tuple[str, int]
 Sync = Literal["", "everysec", "always"]
-"""When Redis syncs its append-only file; '': there is none, nothing is on disk."""
+"""When Redis syncs its append-only file; '': it has none, and nothing is on disk."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """Servers that run: the arguments of a client's class, and the servers' processes."""
+    """Running servers: the arguments for a client's class, and the servers' processes."""
 
     arguments: list[Any]
     pids: Callable[[], list[int]]
@@ -54,7 +54,7 @@ class Running:
 
 
 def missing(servers: str) -> str:
-    """Return what this machine lacks for these servers; '' if it lacks nothing."""
+    """Return what this machine lacks for these servers; '' if nothing."""
     program = servers.partition("-")[0]
     package = {"redis": "redis-server", "etcd": "etcd-server"}.get(program, "")
     command = {"redis": "redis-server", "etcd": "etcd"}.get(program, "")
@@ -91,7 +91,7 @@ def start(servers: str, stack: ExitStack) -> Running:
 
 
 def koinon_redis_address(stack: ExitStack) -> Address:
-    """Start a cluster of one node; return where it speaks the Redis protocol."""
+    """Start a cluster of one node; return its address for the Redis protocol."""
     cluster = stack.enter_context(LocalCluster(nodes=1, coordinators=1))
     return _place(cluster.redis_address(cluster.node_names[0]))
 
@@ -149,7 +149,9 @@ class PeerServers(ABC):
         return [process.identity.pid for process in self._processes if process.identity]
 
     def _until(self, holds: Callable[[], bool], what: str, *not_yet: type[Exception]) -> None:
-        """Wait until something holds; errors of these types mean that it does not hold yet."""
+        """Wait until the condition holds; errors of the types in ``not_yet`` mean that it does not
+        yet.
+        """
         deadline = time.monotonic() + READY_S
         while True:
             with contextlib.suppress(*not_yet):
@@ -165,17 +167,17 @@ class PeerServers(ABC):
 
 
 class RedisServers(PeerServers):
-    """One server, or a cluster of so many primaries, each with ``replicas`` replicas."""
+    """One server, or a cluster of several primaries, each with ``replicas`` replicas."""
 
     def __init__(self, servers: int = 1, *, replicas: int = 0, sync: Sync = "everysec") -> None:
         super().__init__("redis")
-        self.addresses: list[Address] = []  # of the primaries
+        self.addresses: list[Address] = []  # number of primaries
         self._primaries = servers
         self._count = servers * (1 + replicas)
         self._sync = sync
 
     def records(self) -> int:
-        """Return the number of keys, over all primaries."""
+        """Return the number of keys of all primaries."""
         return sum(self._ask(address).dbsize() for address in self.addresses)
 
     def _start(self, directory: Path) -> None:
@@ -200,8 +202,8 @@ class RedisServers(PeerServers):
             self._join(ports[self._count :])
 
     def _join(self, bus_ports: list[int]) -> None:
-        """Make one cluster: the first servers are primaries, each with its share of the slots, the
-        others follow them in turn.
+        """Form one cluster: the first servers are primaries, each with its share of the slots, and
+        the others follow them in turn.
         """
         share = -(-SLOTS // self._primaries)
         primaries = self.addresses[: self._primaries]
@@ -249,7 +251,7 @@ _FIELDS: dict[str, tuple[tuple[str, int, str], ...]] = {  # (name, number, type)
     "RangeResponse": (("kvs", 2, "KeyValue*"),),
     "PutRequest": (("key", 1, "bytes"), ("value", 2, "bytes")),
     "PutResponse": (),
-    # Of these two, one field is set: on the wire that is the oneof of the original.
+    # One of these two fields is set: on the wire that equals the oneof of the original.
     "RequestOp": (("request_range", 1, "RangeRequest"), ("request_put", 2, "PutRequest")),
     "ResponseOp": (("response_range", 1, "RangeResponse"), ("response_put", 2, "PutResponse")),
     "TxnRequest": (("success", 2, "RequestOp*"),),
@@ -288,7 +290,7 @@ def stub(channel: Any) -> dict[str, Any]:
 
 
 class EtcdServers(PeerServers):
-    """A cluster of so many; ``addresses`` are where clients connect."""
+    """A cluster of several servers; ``addresses`` are those for clients."""
 
     def __init__(self, servers: int = 3) -> None:
         super().__init__("etcd")

@@ -1,4 +1,4 @@
-"""The systems that are compared, and what an acknowledged put of each outlives."""
+"""The compared systems, and the failures that an acknowledged put of each survives."""
 
 from __future__ import annotations
 

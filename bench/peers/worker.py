@@ -1,8 +1,8 @@
-"""A client process of one system: carries out rows as it is told, until standard input closes.
+"""A client process of one system: carries out rows on request, until standard input closes.
 
 A line of input is ``{"row": NAME, "seconds": SECONDS}``, or ``{"fill": true}``; a line of output is
-the outcome, or ``{"error": TEXT}``. All systems have one process each, and one works at a time, so
-that no client's threads, memory or garbage are in the way of another's.
+the outcome, or ``{"error": TEXT}``. Each system has one process, and one works at a time, so that
+no client's threads, memory or garbage disturb another's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.peers.systems import System
 
 
 class Worker:
-    """The client process of a system, seen from the scenario."""
+    """A system's client process, from the side of the scenario."""
 
     def __init__(self, system: System, running: Running) -> None:
         arguments = {"positional": running.arguments, "named": system.options | running.options}
@@ -36,7 +36,7 @@ class Worker:
         self._answer()
 
     def tell(self, **told: Any) -> dict[str, Any]:
-        """Have it do something; return the outcome, with the servers' CPU seconds."""
+        """Send a request; return the outcome, with the servers' CPU seconds."""
         assert self._process.stdin is not None
         pids = self.running.pids()
         before = cpu_s(pids)
@@ -59,7 +59,7 @@ class Worker:
 
 
 def carry_out(face: Face, told: dict[str, Any]) -> dict[str, Any]:
-    """Do what a line of input says; return the outcome."""
+    """Carry out a line of input; return the outcome."""
     if told.get("fill"):
         fill(face)
         return {}
@@ -77,7 +77,7 @@ def carry_out(face: Face, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Serve lines."""
+    """Carry out lines of standard input, and print the outcomes."""
     kind, arguments = sys.argv[1], json.loads(sys.argv[2])
     face = KINDS[kind](*arguments["positional"], **arguments["named"])
     print("{}", flush=True)

@@ -56,8 +56,7 @@ def lookup(
             ``tlsBundle`` and ``tokenFile``.
 
     Raises:
-        ConfigurationError: no such column, a column named ``value`` that exists, or an invalid
-            argument.
+        ConfigurationError: no such column, ``value`` exists already, or an invalid argument.
         UnknownKeyspaceError: there is no such keyspace. The query raises it too, once the keyspace
             has been dropped.
         KoinonError: raised by the query, as by ``Client.get_many``.
