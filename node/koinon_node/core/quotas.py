@@ -1,21 +1,22 @@
-"""Holds the clients of a keyspace to its limits of rows and bytes a second.
+"""Limits the clients of a keyspace to its rows and bytes per second.
 
-A limit is that of the whole cluster. Each node takes a share of it, in proportion to the partitions
-that it leads by the table that it has in force. A partition is led by one node at a time, so the
-shares never add up to more than the limit, and no node asks another one anything.
+A limit applies to the whole cluster. Each node takes a share in proportion to the partitions that
+it leads by its table. One node at a time leads a partition, so the shares never add up to more than
+the limit, and nodes need not communicate about it.
 
-A share is a token bucket (``pacing``). Something is let in whenever the balance is above zero, and
-takes the bucket below zero if it costs more than there is: what a read finds is known only when it
-is found, and what is larger than the bucket must be let in some day. The debt is waited out. So of
-what is let in within T seconds, at most this is above ``share * T``:
+A share is a token bucket (``pacing``). A request is admitted whenever the balance is above zero,
+and may take it below zero: the size of a read is known only afterwards, and a request larger than
+the bucket must be admitted at some time. The debt is waited out. So within T seconds, requests
+beyond ``share * T`` are admitted only up to the sum of:
 
-* ``BURST_S`` of the share, which was not used before: one per cent of ten seconds. With less, a
-  client whose next request comes late by the pause of a garbage collection could not use its limit;
-* the last thing that was let in.
+* ``BURST_S`` of unused share: one per cent of ten seconds. With less, a client whose next request
+is
+  late by the pause of a garbage collection could not use its limit;
+* the last request that was admitted.
 
-A request with rows of many partitions is cut between them: each partition is let in or refused
-whole, as by the other refusals that nodes have. Where the cut begins goes round, so that no
-partition is always the last.
+A request with rows of many partitions is split: each partition is admitted or refused as a whole,
+like in a node's other refusals. The first partition of the split rotates, so that no partition is
+always the last.
 
 Pure: time is an argument.
 """
@@ -41,15 +42,17 @@ I64Array = npt.NDArray[np.int64]
 
 
 class Share(NamedTuple):
-    """A keyspace with a limit, and the part of its partitions that is led here, from 0 to 1."""
+    """A keyspace with a limit, and the share of its partitions that this node leads, from 0 to
+    1.
+    """
 
     keyspace: Keyspace
     part: float
 
 
 def shares_of(keyspaces: Keyspaces, epochs: U64Array) -> tuple[Share, ...]:
-    """Return the shares of the keyspaces that have a limit, by ``base``. ``epochs[p]`` is 0 where
-    partition p is not led here.
+    """Return the shares of the keyspaces with a limit, by ``base``. ``epochs[p]`` is 0 where this
+    node does not lead partition p.
     """
     return tuple(
         Share(keyspace, np.count_nonzero(led) / keyspace.partition_count)
@@ -60,7 +63,7 @@ def shares_of(keyspaces: Keyspaces, epochs: U64Array) -> tuple[Share, ...]:
 
 
 class _Limit:
-    """One limit at this node. ``rate`` is its share a second; 0: there is none."""
+    """One limit on this node. ``rate`` is its share per second; 0: no limit."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -69,14 +72,14 @@ class _Limit:
         self._bucket = TokenBucket(BURST_S, full=True)
 
     def set(self, of_cluster: int, part: float) -> None:
-        """Go on with another limit or share. What is overspent stays so while there is a limit."""
+        """Change the limit or the share. Debts stay while there is a limit."""
         if not of_cluster:
             self._bucket = TokenBucket(BURST_S, full=True)
         self.of_cluster = of_cluster
         self.rate = of_cluster * part
 
     def balance(self, now: float) -> float:
-        """Return how much may be let in; without a limit, anything."""
+        """Return how much may be admitted; infinite without a limit."""
         return self._bucket.balance(self.rate, now) if self.rate else math.inf
 
     def spend(self, amount: int) -> None:
@@ -84,7 +87,7 @@ class _Limit:
             self._bucket.spend(amount)
 
     def wait_ms(self, now: float) -> int:
-        """Return how long the balance will not be above zero, rounded up; 0: it is."""
+        """Return the time until the balance is above zero, in ms, rounded up; 0: it is above."""
         balance = self.balance(now)
         if balance > 0:
             return 0
@@ -92,26 +95,26 @@ class _Limit:
 
 
 class Quota:
-    """The limits of one keyspace at this node. All that is let in is spent at once, whatever comes
-    of it later.
+    """The limits of one keyspace on this node. Admitted requests are counted at once, whatever
+    their outcome.
     """
 
     def __init__(self, share: Share) -> None:
         self.name = share.keyspace.name
         self.partition_ids = share.keyspace.partition_ids
         self._rows, self._bytes = _Limit("rows"), _Limit("bytes")
-        self._first = 0  # the partition that the next cut begins with
+        self._first = 0  # the partition with which the next split begins
         self.refused_rows = 0
         self.set(share)
 
     def set(self, share: Share) -> None:
-        """Go on with the limits that the table has now, and with this share of them."""
+        """Apply the limits of the newest table, and this share of them."""
         self._rows.set(share.keyspace.max_rows_per_s, share.part)
         self._bytes.set(share.keyspace.max_bytes_per_s, share.part)
 
     def refusal(self, now: float, rows: int = 1, size: int = 0) -> QuotaExceededError | None:
-        """Let something in whole, or return why it is refused. ``size``: its bytes, as far as they
-        are known before it is done; ``spend`` is told the rest.
+        """Admit and count a request, or return its refusal. ``size``: the bytes known beforehand;
+        the caller counts further bytes by ``spend``.
         """
         if self._rows.balance(now) > 0 and self._bytes.balance(now) > 0:
             self.spend(rows, size)
@@ -119,18 +122,18 @@ class Quota:
         return self._refused(now, rows)
 
     def fits(self, now: float, rows: int) -> bool:
-        """Return whether so many rows are let in whole, whatever their size; ``spend`` is told
-        what they had.
+        """Return whether so many rows can be admitted, whatever their size. The caller counts them
+        by ``spend``.
         """
         left = self._rows.balance(now)
         return (rows <= left or (rows == 1 and left > 0)) and self._bytes.balance(now) > 0
 
     def room(self, now: float) -> tuple[int, int]:
-        """Return how many rows and bytes a page may have, one at least of each; ``spend`` is told
-        what it had.
+        """Return how many rows and bytes a page may have, at least one of each. The caller counts
+        the page by ``spend``.
 
         Raises:
-            QuotaExceededError: none is let in now.
+            QuotaExceededError: no page can be admitted now.
         """
         rows, size = self._rows.balance(now), self._bytes.balance(now)
         if rows <= 0 or size <= 0:
@@ -138,7 +141,7 @@ class Quota:
         return _whole(rows), _whole(size)
 
     def spend(self, rows: int, size: int) -> None:
-        """Count rows and bytes that were let in, or are known by now."""
+        """Count rows and bytes of admitted requests."""
         self._rows.spend(rows)
         self._bytes.spend(size)
 
@@ -149,9 +152,9 @@ class Quota:
         sizes: I64Array,
         counts_of: I64Array | None = None,
     ) -> dict[int, QuotaExceededError]:
-        """Let rows in, partition by partition; return why the others are refused. Columns over
-        rows: ``sizes`` are their bytes, as far as they are known before it is done; ``counts_of``
-        is how many each counts for, one if that is None.
+        """Admit and count rows, partition by partition; return the errors of refused partitions.
+        Columns over rows: ``sizes`` are the bytes known beforehand; ``counts_of`` is how many rows
+        each counts for, None: one.
         """
         rows = len(partition_ids) if counts_of is None else int(counts_of.sum())
         size = int(sizes.sum())
@@ -174,7 +177,7 @@ class Quota:
         return dict.fromkeys(refused, self._refused(now, rows - taken))
 
     def _refused(self, now: float, rows: int) -> QuotaExceededError:
-        """Return the error for what was refused; count it."""
+        """Build the error of refused rows, and count them."""
         self.refused_rows += rows
         limit = max(self._rows, self._bytes, key=lambda limit: limit.wait_ms(now))
         return QuotaExceededError(
@@ -190,18 +193,18 @@ def _whole(balance: float) -> int:
 
 
 class Quotas:
-    """The quotas of all keyspaces that have one, at this node."""
+    """The quotas on this node of all keyspaces with a limit."""
 
     def __init__(self) -> None:
         self._shares: tuple[Share, ...] = ()
         self._bases: list[int] = []
         self._by_base: list[Quota] = []
         self._by_id: dict[int, Quota] = {}
-        self._former: dict[str, int] = {}  # rows refused by quotas that there are no more
+        self._former: dict[str, int] = {}  # by keyspace: rows refused by removed quotas
 
     def of(self, shares: tuple[Share, ...], partition_id: int) -> Quota | None:
-        """Return the quota that rows of this partition come under, by the shares that are in force
-        now; None: its keyspace has no limit.
+        """Return the quota for rows of this partition by the present shares, or None if its
+        keyspace has no limit.
         """
         if shares is not self._shares:
             self.take(shares)
@@ -212,14 +215,14 @@ class Quotas:
         return quota if partition_id in quota.partition_ids else None
 
     def refused_rows(self) -> dict[str, int]:
-        """Return how many rows were refused since the start, by keyspace."""
+        """Return the number of rows refused since the start, by keyspace."""
         total = dict(self._former)
         for quota in self._by_base:
             total[quota.name] = total.get(quota.name, 0) + quota.refused_rows
         return total
 
     def take(self, shares: tuple[Share, ...]) -> None:
-        """Go on with these shares; quotas that are none of them are gone, with their debts."""
+        """Apply these shares. Quotas without a share are removed, with their debts."""
         by_id: dict[int, Quota] = {}
         for share in shares:
             quota = self._by_id.pop(share.keyspace.keyspace_id, None)

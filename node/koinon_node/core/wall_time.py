@@ -1,13 +1,13 @@
-"""The time of day that expiry is judged by: the machine's, as far as that is to be believed.
+"""The time of day for expiry: the machine's wall clock, filtered against jumps.
 
-A machine's clock is stepped by NTP, by hypervisors and by hand, sometimes by a year and for a
-minute. Were it believed at once, all that expires within that year would be deleted; were it only
-kept from going back, as is usual, expiry would stand still for the year after. So time passes here
-by a clock that is never set (CLOCK_BOOTTIME), and approaches the machine's:
+NTP, hypervisors and people step a machine's clock, sometimes by a year and for a minute. Applied at
+once, such a step would delete all records that expire within that year. If the clock were only kept
+from going back, as is usual, expiry would stop for the following year. So this clock advances with
+CLOCK_BOOTTIME, which is never set, and approaches the machine's clock:
 
-- An error of up to 10 s is made good gradually: time passes at half to one and a half the pace.
-- A larger one, a *jump*, changes nothing until it has lasted for ten minutes, the clock running
-  evenly meanwhile. Then it is believed, and time is stepped, forward or back.
+- An error of up to 10 s is corrected gradually: time passes at half to one and a half the pace.
+- A larger error, a *jump*, changes nothing until it has lasted for ten minutes, with the clock
+  running evenly meanwhile. Then the jump is accepted, and time is stepped, forward or back.
 
 What a read has told as expired is never served again, while this process leads it. That rests on
 the removal for which the read waits (rule 13), and on this clock until then, and for as long as it
@@ -32,27 +32,27 @@ BELIEVED_AFTER_S = 600.0
 
 
 class Change(Enum):
-    """A change in how the machine's clock is judged."""
+    """A change in the judgement of the machine's clock."""
 
-    DOUBTED = auto()  # it jumped
-    TAKEN_BACK = auto()  # the jump was, before it was believed
-    BELIEVED = auto()  # the jump has lasted
+    DOUBTED = auto()  # the clock jumped
+    TAKEN_BACK = auto()  # the jump was undone before it was accepted
+    BELIEVED = auto()  # the jump has lasted and was accepted
 
 
 class WallTime:
-    """Unix time in milliseconds."""
+    """The filtered Unix time in milliseconds."""
 
     def __init__(self) -> None:
         self.now_ms = 0.0
         self.told_ms = 0.0
-        """No step goes back to before this."""
-        self._looked_at_s: float | None = None  # by the clock that is not stepped
-        self._jump_ms = 0.0  # the machine's time less the other's, after the jump
-        self._jumped_at_s: float | None = None  # None: it is believed
+        """The earliest time to which a step may go back."""
+        self._looked_at_s: float | None = None  # the last look, by CLOCK_BOOTTIME
+        self._jump_ms = 0.0  # wall time minus boot time after the jump
+        self._jumped_at_s: float | None = None  # when the jump began; None: no jump
 
     def look(self, wall_ms: float, boot_s: float, *, held: bool) -> Change | None:
-        """Set ``now_ms``; return what has changed. ``wall_ms`` is the machine's time, ``boot_s``
-        the time by the clock that is not stepped, in seconds.
+        """Set ``now_ms``; return a change of the judgement. ``wall_ms`` is the machine's Unix time,
+        ``boot_s`` the time by CLOCK_BOOTTIME in seconds.
         """
         if self._looked_at_s is None:
             self._looked_at_s, self.now_ms = boot_s, wall_ms
@@ -74,7 +74,7 @@ class WallTime:
         back = error_ms < 0
         if boot_s - self._jumped_at_s < BELIEVED_AFTER_S or (back and held):
             return None
-        # As far back as may be; what is left is looked at as a jump of its own.
+        # As far back as allowed; the rest counts as another jump.
         self.now_ms = max(wall_ms, min(self.told_ms, self.now_ms))
         self._jumped_at_s = None
         return Change.BELIEVED

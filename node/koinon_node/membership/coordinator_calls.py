@@ -1,8 +1,9 @@
-"""The node's ways to the coordinators: the search for their leader, and the requests to it.
+"""The node's calls to the coordinators: finds their leader, and sends requests to it.
 
-Two callers, alike in how they find the leader: the agent's thread with blocking calls, and a
-primary's proposals from the event loop (``LeaderCalls``). Only the leader answers; the others name
-it (NotLeader), and one that does not answer at all is passed over for the next in turn.
+There are two callers: the agent's thread with blocking calls, and a primary's proposals from the
+event loop (``LeaderCalls``). Both find the leader in the same way. Only the leader answers; the
+other coordinators name it (NotLeader), and after a coordinator that does not answer the next one is
+asked.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from koinon_proto.v1 import (
 
 _REGISTER_TIMEOUT_S = 5.0
 _ALTER_TIMEOUT_S = 2.0
-_READY_TIMEOUT_S = 0.5  # of a connection that is being made
+_READY_TIMEOUT_S = 0.5  # of opening a connection
 _HAND_TABLE_TIMEOUT_S = 5.0
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 0.1
 
 _OPTIONS = tuple({**dict(CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
-"""As often as heartbeats: a coordinator that starts is found soon, by the nodes started with it."""
+"""Reconnect as often as heartbeats, so that nodes soon find a coordinator that starts with them."""
 _BLOCKING_OPTIONS = (*_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
-"""A stream is read by the thread that asks for it: else gRPC has another one read it, and both look
-several times a second whether they should go on.
+"""The calling thread reads a stream itself. Otherwise gRPC uses a second thread, and both wake up
+several times a second.
 """
 
 _READY = grpc.ChannelConnectivity.READY
@@ -59,8 +60,8 @@ _REFUSED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 class Channels:
-    """Opens channels to coordinators. They are opened anew when ``version`` has risen: this node's
-    identity has changed then.
+    """Opens channels to coordinators. When ``version`` rises, this node's identity has changed and
+    callers open new channels.
     """
 
     def __init__(self, dialing: Dialing = PLAIN) -> None:
@@ -75,7 +76,7 @@ class Channels:
         return self._dialing.channel(address, COORDINATOR, _BLOCKING_OPTIONS)
 
     def connect(self, address: str, timeout_s: float) -> socket.socket:
-        """Open a connection for blocking calls. Raises OSError or ValueError: there is none."""
+        """Open a connection for blocking calls. Raises OSError or ValueError if that fails."""
         return self._dialing.connect_blocking(address, COORDINATOR, timeout_s)
 
     def on_loop(self, address: str) -> Any:
@@ -87,7 +88,7 @@ PLAIN_CHANNELS = Channels()
 
 
 class Coordinators:
-    """Blocking calls to the leader, for one thread. ``close`` may be called from any."""
+    """Blocking calls to the leader, for one thread. Any thread may call ``close``."""
 
     def __init__(
         self,
@@ -98,13 +99,15 @@ class Coordinators:
         self.route = Route(addresses, random.choice(addresses))
         self._opening = channels
         self._version = channels.version
-        self._channels: dict[str, tuple[grpc.Channel, Any]] = {}  # each with its stub
+        self._channels: dict[str, tuple[grpc.Channel, Any]] = {}  # address -> (channel, stub)
         self._heartbeats = FramedHeartbeats(channels, self._peer_port, now)
 
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
-        """Ask once around; raises the last failure if no coordinator answered."""
+        """Register this node. Tries each coordinator once; raises the last error if none has
+        answered.
+        """
         reply: membership_pb2.RegisterResponse = self._around(
-            lambda address: _sensible(
+            lambda address: _checked_reply(
                 self._stub(address).Register(
                     request, timeout=_REGISTER_TIMEOUT_S, metadata=onward()
                 )
@@ -115,8 +118,8 @@ class Coordinators:
     def heartbeat(
         self, request: membership_pb2.HeartbeatRequest, timeout_s: float
     ) -> tuple[membership_pb2.HeartbeatResponse, float]:
-        """Return (reply, when the acknowledged attempt was sent). Ask once around; raises the last
-        failure if the leader has not answered.
+        """Send a heartbeat; return the reply, and when the acknowledged attempt was sent. Tries
+        each coordinator once; raises the last error if the leader has not answered.
         """
         answered: tuple[membership_pb2.HeartbeatResponse, float] = self._around(
             lambda address: self._heartbeats.ask(address, request, timeout_s)
@@ -124,14 +127,16 @@ class Coordinators:
         return answered
 
     def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
-        """Ask once around; raises the last failure if no coordinator answered."""
+        """Tell the leader that this node stops. Tries each coordinator once; raises the last error
+        if none has answered.
+        """
         self._around(
-            lambda address: _sensible(self._stub(address).Leave(request, timeout=timeout_s))
+            lambda address: _checked_reply(self._stub(address).Leave(request, timeout=timeout_s))
         )
 
     def _peer_port(self, address: str, timeout_s: float) -> int:
         request = raft_pb2.GetPeerPortRequest()
-        reply = _sensible(self._stub(address).GetPeerPort(request, timeout=timeout_s))
+        reply = _checked_reply(self._stub(address).GetPeerPort(request, timeout=timeout_s))
         return int(reply.peer_port)
 
     def close(self) -> None:
@@ -143,7 +148,9 @@ class Coordinators:
             channel.close()
 
     def _around(self, attempt: Callable[[str], Any]) -> Any:
-        """Ask the leader, once around. An attempt without an answer may be repeated."""
+        """Call the leader, trying each coordinator once. An attempt without an answer may be
+        repeated.
+        """
         search = LeaderSearch(self.route, Repeat.UNANSWERED, once_around=True)
         return ask_leader(search, lambda: attempt(search.asked))
 
@@ -159,7 +166,7 @@ class Coordinators:
 
 
 class Member(Protocol):
-    """The agent, as proposals need it."""
+    """The part of the agent that proposals need."""
 
     def registration(self) -> tuple[str, int, int, str] | None:
         """Return (cluster id, node epoch, table version, registration id); None while
@@ -167,26 +174,27 @@ class Member(Protocol):
         """
 
     def route(self) -> Route:
-        """Return the way to the coordinators as the agent knows it now."""
+        """Return the agent's present knowledge of the coordinators' addresses and leader."""
 
     async def hand_table(self, update: table_pb2.TableUpdate | None) -> None:
-        """Return once the update, and all that came before it, is applied and the loop's side has
-        seen it.
+        """Apply the table update; return once it and all earlier ones are applied and the event
+        loop's side has them.
         """
 
 
 class LeaderCalls:
     """A primary's proposals (ports.CoordinatorCalls), from the event loop.
 
-    Nothing is sent before the connection stands, so that "never sent" is a fact: only then, or when
-    the other side refused by name, is another member asked. All else is of unknown fate.
+    A request is sent only over an established connection, so that a failed connection means "never
+    sent". Only then, or after a typed refusal, is another coordinator asked. Any other failure
+    leaves the request's fate unknown.
     """
 
     def __init__(self, node_id: str, member: Member, channels: Channels = PLAIN_CHANNELS) -> None:
         self._node_id = node_id
         self._member = member
         self._opening = channels
-        self._channels: dict[str, tuple[int, Any]] = {}  # with the identity's version
+        self._channels: dict[str, tuple[int, Any]] = {}  # address -> (identity's version, channel)
         self._closing: set[asyncio.Task[None]] = set()
 
     async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
@@ -249,18 +257,18 @@ class LeaderCalls:
             await channel.close()
 
     async def _ask(self, stub_of: Any, method: str, request: Any) -> Any:
-        """Ask the leader, once around. A round in vain ends after a pause, so that a caller that
-        tries again at once does no harm.
+        """Call the leader, trying each coordinator once. A failed round ends with a pause, so that
+        callers may retry at once.
         """
         search = LeaderSearch(self._member.route(), Repeat.NOTHING, once_around=True)
         metadata = onward()
 
         async def attempt() -> Any:
-            channel = await self._standing(search.asked)
+            channel = await self._ready_channel(search.asked)
             if channel is None:
                 raise NotSentError(reason="no coordinator can be reached")
             call = getattr(stub_of(channel), method)
-            return _sensible(await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata))
+            return _checked_reply(await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata))
 
         try:
             return await ask_leader_aio(search, attempt, _fate_of)
@@ -270,8 +278,8 @@ class LeaderCalls:
                 await _pause()
             raise
 
-    async def _standing(self, address: str) -> Any:
-        """Return a channel whose connection stands; None if it is refused, or not had soon."""
+    async def _ready_channel(self, address: str) -> Any:
+        """Return a channel with an established connection, or None if there is none in time."""
         version, known = self._opening.version, self._channels.get(address)
         if known is None or known[0] != version:
             if known is not None:
@@ -292,17 +300,19 @@ class LeaderCalls:
 
 
 def _fate_of(failure: grpc.RpcError) -> KoinonError:
-    """Return the refusal, if nothing was proposed for sure; else UnknownFateError."""
+    """Return the refusal if nothing can have been proposed, else UnknownFateError."""
     error = fate_of(failure)
     if isinstance(error, InternalError):
         return UnknownFateError(reason=error.reason)
     if error.maybe_applied and failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return UnavailableError(reason="the coordinators' leader knows no such call")
+        return UnavailableError(reason="the coordinators' leader does not know this call")
     return error
 
 
-def _sensible(reply: Any) -> Any:
-    """Return the reply. One that makes no sense counts as none: something may have been done."""
+def _checked_reply(reply: Any) -> Any:
+    """Check and return a reply. An invalid reply counts as none: the request may have taken
+    effect.
+    """
     try:
         check_reply(reply)
     except UnavailableError as error:

@@ -1,12 +1,12 @@
-"""The agent's connection to the peer port of the coordinator that leads, for heartbeats in frames.
+"""The agent's connection to the leading coordinator's peer port, for heartbeats in frames.
 
-There is one connection, to the coordinator asked last, with one heartbeat under way on it. To open
-it, the agent asks the coordinator by gRPC for the number of its peer port; one that does not lead
-refuses that, and is not connected to. A connection that breaks, is refused or not answered in time
-is closed, and the next heartbeat opens another.
+There is one connection, to the coordinator asked last, with at most one heartbeat under way. To
+open it, the agent asks the coordinator by gRPC for its peer port. A coordinator that does not lead
+refuses this call. A connection that breaks, is refused or times out is closed, and the next
+heartbeat opens another.
 
-Frames are those of koinon_proto.server.framed_stream. Each heartbeat has a number, which its answer
-repeats: an answer that came late, or twice, is never taken for that of another heartbeat.
+koinon_proto.server.framed_stream describes the frames. Each heartbeat has a number, which its
+answer repeats: so a late or duplicate answer is never taken for the answer to another heartbeat.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from koinon_proto.v1.membership_pb2 import HeartbeatRequest, HeartbeatResponse
 
 log = logging.getLogger(__name__)
 
-_NUMBER_BYTES_MAX = 16  # of its call_number, which is added last
+_NUMBER_BYTES_MAX = 16  # of a heartbeat's call_number, which is added last
 _ANSWER_BYTES_MAX = 16 * 1024
 _READ_BYTES = 64 * 1024
 _OF_THE_STREAM = (OSError, ValueError, UnavailableError, InternalError)
-"""Failures that say nothing of the heartbeat."""
+"""Failures of the connection, which leave the heartbeat's fate open."""
 
 PeerPort = Callable[[str, float], int]
-"""Asks the coordinator at an address for its peer port, for so many seconds. Raises KoinonError, or
-what gRPC raises."""
+"""Asks the coordinator at an address for its peer port, with a timeout in seconds. Raises
+KoinonError or gRPC's errors."""
 
 
 class Opening(Protocol):
-    """The way of opening connections, as ``Channels`` has it."""
+    """Opens connections; ``Channels`` implements it."""
 
     @property
     def version(self) -> int:
-        """Rises when this node's identity changes: what stands is opened anew."""
+        """Rises when this node's identity changes: then connections must be opened anew."""
 
     def connect(self, address: str, timeout_s: float) -> socket.socket:
         """Open a connection. Raises OSError or ValueError."""
 
 
 class FramedHeartbeats:
-    """For the agent's thread; ``close`` may be called from any."""
+    """Sends heartbeats for the agent's thread. Any thread may call ``close``."""
 
     def __init__(self, opening: Opening, peer_port: PeerPort, now: Callable[[], float]) -> None:
         self._opening = opening
@@ -73,18 +73,18 @@ class FramedHeartbeats:
         self._now = now  # the clock of leases
         self._connection: _Connection | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # of the two above
-        self._why_closed = ""  # why a peer port could not be reached, as was logged
+        self._lock = threading.Lock()  # guards the two above
+        self._why_closed = ""  # the last logged reason why a peer port was not reached
 
     def ask(
         self, coordinator: str, request: HeartbeatRequest, timeout_s: float
     ) -> tuple[HeartbeatResponse, float]:
-        """Return the coordinator's answer, and when (by ``now``) the heartbeat was sent.
+        """Send a heartbeat; return the coordinator's answer, and the time of sending (by ``now``).
 
         Raises:
             NotSentError: there is no connection to the coordinator's peer port.
             UnknownFateError: the connection broke, or no answer came in time.
-            KoinonError: the coordinator's refusal, and what ``peer_port`` raises.
+            KoinonError: the coordinator's refusal, or an error of ``peer_port``.
         """
         deadline = time.monotonic() + timeout_s
         connection = self._connection
@@ -108,13 +108,13 @@ class FramedHeartbeats:
             raise
 
     def close(self) -> None:
-        """End what is under way, for good."""
+        """End the call under way and all later ones."""
         with self._lock:
             self._is_closed = True
         self._replace(None)
 
     def _replace(self, connection: _Connection | None) -> None:
-        """Close the connection that stands, and have this one in its place."""
+        """Close the present connection, and use this one instead."""
         with self._lock:
             before, self._connection = self._connection, connection
         if before is not None:
@@ -129,7 +129,7 @@ class FramedHeartbeats:
         try:
             sock = self._opening.connect(address, max(0.001, deadline - time.monotonic()))
             connection = _Connection(sock, coordinator, version)
-            self._replace(connection)  # from here on ``close`` ends what it waits for
+            self._replace(connection)  # from here on ``close`` ends its waits
             connection.greet(deadline)
         except (OSError, ValueError) as error:
             self._replace(None)
@@ -146,8 +146,8 @@ _FIRST_BYTES_MAX = FIRST_HEARTBEAT_BYTES_MAX - _NUMBER_BYTES_MAX
 
 
 def _without_reports(request: HeartbeatRequest) -> HeartbeatRequest:
-    """Return a small heartbeat of the same node, to whose sender more is let in afterwards. Its
-    answer is of no use: what was in it comes again.
+    """Return a small heartbeat of the same node: an unknown connection accepts only small frames.
+    The caller ignores its answer, whose contents the next answer repeats.
     """
     return HeartbeatRequest(
         cluster_id=request.cluster_id,
@@ -160,15 +160,15 @@ def _without_reports(request: HeartbeatRequest) -> HeartbeatRequest:
 
 
 class _Connection:
-    """A connection that is made, with the answers that come on it. Its methods raise TimeoutError
-    at the deadline (by ``time.monotonic``), another OSError where it breaks, ValueError where what
-    comes makes no sense; it is of no use after any of them.
+    """An open connection. Its methods raise TimeoutError at the deadline (by ``time.monotonic``),
+    another OSError if the connection breaks, and ValueError for invalid data. After any of them the
+    connection must not be used.
     """
 
     def __init__(self, sock: socket.socket, coordinator: str, version: int) -> None:
         self._sock = sock
         self.coordinator = coordinator
-        self.version = version  # of this node's identity
+        self.version = version  # of this node's identity at the opening
         self._received = bytearray()
         self._number = 0  # of the last heartbeat
 
@@ -177,11 +177,11 @@ class _Connection:
         return self._number == 0
 
     def greet(self, deadline: float) -> None:
-        """Ask for the stream."""
+        """Request the stream of heartbeats."""
         self._sock.sendall(HEARTBEATS_COMMAND)
         while END_OF_LINE not in self._received:
             if len(self._received) > _ANSWER_BYTES_MAX:
-                raise ValueError("the answer is no line")
+                raise ValueError("the greeting's answer is not a line")
             self._receive(deadline)
         answer, _, rest = bytes(self._received).partition(END_OF_LINE)
         if answer != WELCOME:
@@ -189,7 +189,9 @@ class _Connection:
         self._received = bytearray(rest)
 
     def ask(self, request: HeartbeatRequest, deadline: float) -> HeartbeatResponse:
-        """Return the answer. Raises KoinonError too, as the coordinator ended the stream."""
+        """Send a heartbeat; return its answer. Raises KoinonError too, if the coordinator ends the
+        stream with it.
+        """
         self._number += 1
         request.call_number = self._number
         data = request.SerializeToString()
@@ -205,13 +207,13 @@ class _Connection:
         return reply
 
     def close(self) -> None:
-        """End it; a call that waits for its answer ends too."""
+        """Close the connection; a call that waits on it ends."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         self._sock.close()
 
     def _next(self, deadline: float) -> bytes:
-        """Return the next frame that is no sign of life."""
+        """Return the next frame that is no keep-alive."""
         received = self._received
         while True:
             wanted = HEAD.size

@@ -1,9 +1,9 @@
-"""Hears of new tables at once: one WatchTable stream, kept open on a thread of its own.
+"""Receives new tables at once over one WatchTable stream, kept open on a thread of its own.
 
-Any coordinator serves it; the leader is preferred, since it applies first. A stream may be silent
-because nothing happens, or because its server is cut off: heartbeats bring tables too, and the
-agent says what the node holds (``heard_elsewhere``). If the watch has missed it, and whenever
-another member leads, the stream is opened anew.
+Any coordinator serves the stream; the leader is preferred, since it applies changes first. A silent
+stream may mean that nothing happens, or that its server is isolated. Heartbeats bring tables too,
+and the agent reports their versions (``heard_elsewhere``). If the watch has missed one, and
+whenever another coordinator leads, the stream is opened anew.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.02, 0.5
 _MISSED_AFTER_S = 0.5
-"""The stream and a heartbeat's reply race; one that lags so far behind the other is stuck."""
+"""The stream and heartbeats' replies race. A stream so many seconds behind a reply is stuck."""
 
 
 class TableWatch:
-    """``held`` gives (cluster id, table version), ``leader`` the address to ask, ``on_update``
-    takes what comes; all three are called on the watch's thread.
+    """Follows the table. ``held`` returns (cluster id, table version), ``leader`` the address to
+    ask, ``on_update`` takes each update. All three are called on the watch's thread.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class TableWatch:
         self._on_update = on_update
         self._connect = connect
         self._lock = threading.Lock()
-        self._address = ""  # of the stream that is open, or was last
+        self._address = ""  # of the present or last stream
         self._call: Any = None
-        self._version = 0  # the newest that came, or that was held when the stream was opened
-        self._came = False  # anything, on this stream
-        self._missed: tuple[int, float] | None = None  # (version, when it was heard elsewhere)
-        self._wake = threading.Event()  # ends a back-off
+        self._version = 0  # the newest received, or held when the stream was opened
+        self._came = False  # whether this stream has brought an update
+        self._missed: tuple[int, float] | None = None  # (version, when a heartbeat brought it)
+        self._wake = threading.Event()  # ends a backoff
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it runs."""
         if not self._thread.ident:
             self._thread.start()
 
@@ -66,7 +66,9 @@ class TableWatch:
             self._thread.join(timeout=5.0)
 
     def heard_elsewhere(self, leader: str, version: int) -> None:
-        """The leader acknowledged a heartbeat, and the node holds this version now."""
+        """Note that the leader acknowledged a heartbeat, and that the node holds this version
+        now.
+        """
         if not self._thread.ident:
             return
         if leader != self._address:
@@ -103,7 +105,7 @@ class TableWatch:
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
     def _follow(self) -> None:
-        """Hand on what one stream brings, until it ends."""
+        """Pass on the updates of one stream, until it ends."""
         self._address = self._leader()
         cluster_id, version = self._held()
         self._version = max(self._version, version)

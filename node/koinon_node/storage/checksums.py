@@ -1,12 +1,12 @@
-"""Sums up what a copy holds in one number, so that copies can be compared where they are.
+"""Computes checksums of copies, so that copies on several nodes can be compared.
 
-Read in one transaction a partition, on the event loop, in bounded steps of C-level calls, after
-each of which others may run for as long as it took. (On a thread, py-lmdb would hand the GIL back
-and forth at every row: slower for both, see writer.py.)
+One read transaction serves a partition. It runs on the event loop in bounded steps of C-level
+calls, with a pause after each as long as the step. (On a thread, py-lmdb would release and take the
+GIL at every row: slower for both, see writer.py.)
 
-The digest is over (key, record) in key order, tombstones left out, and does not depend on how the
-steps were cut: two copies that are complete through the same sequence have the same one. Records
-that have expired count until they are deleted, which is a write like any other.
+The digest covers (key, record) in key order, without tombstones, and does not depend on the size of
+the steps: two copies that are complete through the same sequence have the same digest. Expired
+records count until they are deleted, which is a write like any other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _second = operator.itemgetter(1)
 
 
 class Digest:
-    """Accumulates rows in key order."""
+    """The digest of rows added in key order."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -51,7 +51,7 @@ class Digest:
         self._data = hashlib.blake2b(digest_size=32)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take the next (data key, record) rows; tombstones among them are passed over."""
+        """Add the next (data key, record) rows; tombstones are skipped."""
         flags = bytes(map(_flags_of, map(_second, rows)))
         if any(flag & records.FLAG_TOMBSTONE for flag in set(flags)):
             rows = [r for r, f in zip(rows, flags, strict=True) if not f & records.FLAG_TOMBSTONE]
@@ -75,7 +75,7 @@ class Digest:
 
 
 class WorkPace:
-    """Counts what has been worked, and pauses for as long once it is worth a pause."""
+    """Measures CPU time, and pauses for as long once it amounts to a step."""
 
     def __init__(self) -> None:
         self._worked_s = 0.0
@@ -101,7 +101,9 @@ class Checksums:
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, partition_ids: Iterable[int]) -> list[replication_pb2.CopyChecksum]:
-        """Return what the copies hold; not usable where there is none, or it is being replaced."""
+        """Return the checksums of these copies; ``usable`` is False for a copy that is missing or
+        being replaced.
+        """
         pace = WorkPace()
         found = []
         for partition_id in partition_ids:
@@ -112,7 +114,9 @@ class Checksums:
         return found
 
     async def positions(self, partition_ids: Sequence[int]) -> list[replication_pb2.CopyChecksum]:
-        """Return whether copies are usable and what they are complete through; reads no records."""
+        """Return whether each copy is usable and the sequence through which it is complete, without
+        reading records.
+        """
         await self._writer.settle(partition_ids)
         with self._store.env.begin() as txn:
             through = [(p, self._usable_through(txn, p)) for p in partition_ids]
@@ -151,7 +155,9 @@ class Checksums:
         )
 
     def _usable_through(self, txn: Any, partition_id: int) -> int | None:
-        """Return what the copy is complete through; None if nothing can be said by it."""
+        """Return the sequence through which the copy is complete, or None if the copy is not
+        usable.
+        """
         facts = self._store.databases[PARTITIONS_DB]
         if txn.get(records.epochs_key(partition_id), db=facts) is None:
             return None
@@ -165,7 +171,7 @@ class Checksums:
 
 
 def _of_partition(rows: Sequence[Row], partition_id: int) -> Sequence[Row]:
-    """Return the rows before the first of another partition."""
+    """Return the rows up to the end of this partition."""
     if not rows or records.partition_of_data_key(bytes(rows[-1][0][:2])) == partition_id:
         return rows
     following = records.prefix_of(partition_id + 1)
@@ -173,7 +179,7 @@ def _of_partition(rows: Sequence[Row], partition_id: int) -> Sequence[Row]:
 
 
 def _pieces(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Cut the rows so that a piece has about so many bytes: one of these values may have a MiB."""
+    """Split the rows into pieces of about ``_STEP_BYTES``: a value may have a MiB."""
     sizes = np.fromiter(map(len, map(_second, rows)), np.int64, len(rows))
     place = np.cumsum(sizes) // _STEP_BYTES
     cuts = [0, *(np.flatnonzero(np.diff(place)) + 1).tolist(), len(rows)]

@@ -1,13 +1,13 @@
-"""A node's data directory: who may open it, whose it is, and whether it is whole.
+"""A node's data directory: its lock, its identity, and checks that it is complete.
 
     identity     format version and store_id, with a checksum; written once, replaced whole
     data.mdb     the LMDB environment (lock.mdb: its reader table)
-    in-use       locked (flock) while a process, or the writer that it left behind, is alive
-    unfinished   exists only while the directory is being made
-    sync-failed  a sync failed while more than it was acknowledged (see ``note_failed_sync``)
+    in-use       locked (flock) while the node process, or a writer that outlives it, is alive
+    unfinished   exists only while the directory is being created
+    sync-failed  a sync failed after more writes had been acknowledged (see ``note_failed_sync``)
 
-Invariant: a directory that holds anything is never taken for an empty one. What is torn, truncated,
-missing or foreign ends in a DataDirectoryError that names the file.
+Invariant: a directory with any contents is never taken for an empty one. A torn, truncated, missing
+or foreign file raises a DataDirectoryError that names the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNFINISHED = "unfinished"
 SYNC_FAILED = "sync-failed"
 _MAGIC = "koinon-node-store"
 _OURS = frozenset({IDENTITY, DATA, LMDB_LOCK, IN_USE, UNFINISHED, SYNC_FAILED, f"{IDENTITY}.new"})
-_LOCK_WAIT_S = 5.0  # a killed node's writer may still be ending its last transaction
+_LOCK_WAIT_S = 5.0  # a killed node's writer may still be finishing its last transaction
 _VERIFY_TIMEOUT_S = 3600
 _AT_FDCWD, _STATX_BTIME, _STATX_BYTES, _BTIME_AT = -100, 0x800, 256, 80  # linux/stat.h
 
@@ -46,10 +46,10 @@ def new_store_id() -> str:
 
 
 def lock_directory(directory: Path, wait_s: float = _LOCK_WAIT_S) -> int:
-    """Make the directory if needed, lock it, and return the descriptor that holds the lock.
+    """Create the directory if needed, lock it, and return the descriptor that holds the lock.
 
     Raises:
-        DataDirectoryError: another process has it, or it cannot be made or written.
+        DataDirectoryError: another process uses the directory, or it cannot be created or written.
     """
     path = directory / IN_USE
     try:
@@ -78,10 +78,10 @@ def lock_directory(directory: Path, wait_s: float = _LOCK_WAIT_S) -> int:
 
 
 def begin_if_fresh(directory: Path) -> bool:
-    """Return whether the store has to be made; clears what an interrupted making left.
+    """Return whether the store has to be created; remove the remains of an interrupted creation.
 
     Raises:
-        DataDirectoryError: a part of a store is there and another is missing.
+        DataDirectoryError: one part of a store exists and another is missing.
     """
     marker = directory / UNFINISHED
     identity, data = directory / IDENTITY, directory / DATA
@@ -90,7 +90,7 @@ def begin_if_fresh(directory: Path) -> bool:
             path.unlink(missing_ok=True)
         return True
     if identity.exists() and data.exists():
-        # What a start sees here may not be durable, if the sync of an earlier one failed.
+        # These entries may not be durable, if the sync of an earlier start failed.
         sync_directory(directory)
         return False
     if identity.exists() or data.exists():
@@ -103,21 +103,21 @@ def begin_if_fresh(directory: Path) -> bool:
 
 
 def finish_fresh(directory: Path) -> None:
-    """The store is made, durably."""
+    """Note durably that the store is complete."""
     (directory / UNFINISHED).unlink()
     sync_directory(directory)
 
 
 def note_failed_sync(directory: Path) -> None:
-    """Leave word that a sync failed, for the next start in this boot.
+    """Note for the next start in this boot that a sync failed.
 
-    Linux says so once and counts the pages as clean from then on, though the disk may lack any of
-    them; what was acknowledged before such a sync can be relied on no more than after a failure of
-    the machine. Another boot needs no word: it trusts no such store.
+    Linux reports the error once and then counts the pages as clean, though the disk may lack any of
+    them. Writes acknowledged before such a sync are as uncertain as after a crash of the machine.
+    After a reboot the note is not needed: no such store is trusted then.
     """
     try:
         (directory / SYNC_FAILED).touch()
-    except OSError as error:  # a file system that took to read-only, say
+    except OSError as error:  # for example a file system that became read-only
         tell(
             f"{directory}: a sync failed, and that cannot be noted ({error}): "
             "do not start a node on this directory again",
@@ -126,17 +126,17 @@ def note_failed_sync(directory: Path) -> None:
 
 
 def noted_failed_sync(directory: Path) -> bool:
-    """Return whether a sync has failed since the store was last made to be trusted."""
+    """Return whether a sync has failed since the store was last trusted."""
     return (directory / SYNC_FAILED).exists()
 
 
 def forget_failed_sync(directory: Path) -> None:
-    """The store is trusted again: it is durable, or its copies say that they are not to be."""
+    """Remove the note: the store is durable, or its copies are marked as untrusted."""
     (directory / SYNC_FAILED).unlink(missing_ok=True)
 
 
 def write_identity(directory: Path, store_id: str) -> None:
-    """Replace the identity file, durably."""
+    """Replace the identity file durably."""
     body = f"{_MAGIC} {FORMAT_VERSION}\nstore_id {store_id}\n"
     temporary = directory / f"{IDENTITY}.new"
     with temporary.open("w", encoding="ascii") as file:
@@ -191,16 +191,16 @@ def sync_directory(directory: Path) -> None:
 
 
 def data_file_id(directory: Path) -> str:
-    """Return the identity of the data file: its inode, and when that was made. No copy has the same
-    one. (A copy may get the inode of a file that was deleted, but not its time.)
+    """Return the identity of the data file: its inode and birth time. No copy has the same. (A copy
+    may get the inode of a deleted file, but not its birth time.)
     """
     path = directory / DATA
     return f"{path.stat().st_ino}.{_made_at_ns(path)}"
 
 
 def _made_at_ns(path: Path) -> int:
-    """Return the file's birth time in nanoseconds, by statx(2), which ``os.stat`` does not call; 0
-    where the file system keeps none.
+    """Return the file's birth time in nanoseconds by statx(2), which ``os.stat`` does not call; 0
+    if the file system keeps none.
     """
     found = ctypes.create_string_buffer(_STATX_BYTES)
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)  # C libraries before 2018
@@ -219,9 +219,9 @@ def boot_id() -> str:
 def check_not_truncated(directory: Path, last_page: int, page_bytes: int) -> None:
     """Check that the file reaches to the last page in use.
 
-    LMDB maps the file: reading a page beyond its end kills the process (SIGBUS). A file may
-    rightly be a little short, when its last pages were taken and freed in one transaction, so a
-    short one is read through in a process of its own before it is believed or refused.
+    LMDB maps the file: reading a page beyond its end kills the process (SIGBUS). A valid file may
+    be a little short, if its last pages were allocated and freed in one transaction. So another
+    process reads a short file completely before it is accepted or refused.
 
     Raises:
         DataDirectoryError: pages in use are missing.

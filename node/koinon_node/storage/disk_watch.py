@@ -1,9 +1,9 @@
-"""Watches this node's own disk while it serves: what hangs is told, and what is slow is known.
+"""Watches this node's own disk while it serves, and logs when it hangs.
 
-A disk counts as hanging when a commit has been out for a session. What follows from that is decided
-in core/replication/in_sync_and_hand_over.py (what this node leads) and by the follower (what it
-holds for others). Before, followers are asked to show that their disks do better: see
-``Sender.probe``.
+A disk counts as hanging when a commit has been out for the session timeout. Then
+core/replication/in_sync_and_hand_over.py decides about the partitions that this node leads, and the
+follower about the copies that it holds for others. Before that, followers are probed to show
+whether their disks do better: see ``Sender.probe``.
 """
 
 from __future__ import annotations
@@ -20,36 +20,34 @@ from koinon_proto.contract.table import Table
 log = logging.getLogger(__name__)
 
 HANGS_S_MIN = 1.5
-"""A commit that has been out for less is no reason to do anything."""
-_PROBE_SHARE = 0.5  # of that time
+"""The least time, in seconds, after which a disk counts as hanging."""
+_PROBE_SHARE = 0.5  # of that time, after which followers are probed
 _TELL_EVERY_S = 10.0
-_PARTITIONS_MAX = 1 << 16  # as a record's key has room for
+_PARTITIONS_MAX = 1 << 16  # a data key has two bytes for the partition
 
 
 class DiskWatch:
-    """Tells how long this node's own commits take. For the event loop only."""
+    """Watches how long this node's own commits take. Belongs to the event loop."""
 
     def __init__(self, writer: Writer, node_id: str) -> None:
         self._writer = writer
         self._node_id = node_id
-        self._hung_s = 0.0  # as long as was told last; 0: it answers, by what was told
+        self._hung_s = 0.0  # the duration logged last; 0: no hang is logged
         self._tell_at = 0.0  # when a hang is logged again, monotonic seconds
 
     def look(self, now: float, table: Table | None) -> bool:
-        """See for how long the disk has not answered. Return whether followers should be asked to
-        show that theirs do.
-        """
+        """Update the disk's health. Return whether followers should be probed."""
         disk = self._writer.disk
         timeout_s = HANGS_S_MIN
         if table is not None:
             timeout_s = max(timeout_s, table.cluster.session_timeout_ms / 1000)
         disk.look(now, timeout_s)
-        if table is not None:  # else nothing is led, and how long a session is, is not known
+        if table is not None:  # else this node leads nothing and does not know the session timeout
             self._tell(now)
         return disk.out_s > _PROBE_SHARE * timeout_s
 
     def _tell(self, now: float) -> None:
-        """Log that the disk hangs, and that it answers again."""
+        """Log that the disk hangs, or that it answers again."""
         disk = self._writer.disk
         if disk.hangs and (not self._hung_s or now >= self._tell_at):
             self._hung_s, self._tell_at = disk.out_s, now + _TELL_EVERY_S
@@ -63,7 +61,7 @@ class DiskWatch:
             self._hung_s = 0.0
 
     def give_up(self, partition_ids: Sequence[int]) -> None:
-        """End what waits for these partitions: they are handed over without what is in flight."""
+        """Fail all that wait for writes of these partitions, which are handed over without them."""
         if not partition_ids:
             return
         log.warning("disk hangs: hands over partitions=%d", len(partition_ids))

@@ -1,6 +1,6 @@
 """The LMDB environment of a store, as every process of a node opens it.
 
-databases: data, expiry, partitions (core/formats/records) and meta: what the node knows of itself.
+Databases: data, expiry, partitions (core/formats/records), and meta, the node's facts about itself.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def open_environment(config: StoreConfig, *, sync: bool = True) -> lmdb.Environm
 
 
 def open_databases(env: lmdb.Environment, *, create: bool = False) -> list[Any]:
-    """Return the handles in the order of DATABASES."""
+    """Open the databases; return the handles in the order of DATABASES."""
     return [env.open_db(name.encode(), create=create) for name in DATABASES]
 
 
 def tree_bytes(txn: lmdb.Transaction, databases: Sequence[Any]) -> int:
-    """Return the size of the pages that the databases consist of."""
+    """Return the bytes of the databases' pages."""
     pages = page_bytes = 0
     for database in databases:
         stat = txn.stat(database)

@@ -1,12 +1,12 @@
-"""Paces the work on the expiry index: step after step, whatever else the node does.
+"""Paces the work on the expiry index: one step after another, whatever else the node does.
 
-What is written with a time to live has to go as fast as it comes, or the store fills with what is
-never read. So the work does not wait for quiet: as long as there is something to do, each step
-looks at twice as many entries as the one before. A step waits for its own commit, and so never
-takes more than its part of a group, beside what clients write; the loop is given back between its
-parts. What is due and has to stay (until moves go on, say) is looked at slowly, and ever less
-often. Where the store is so full that the pages which a step has to copy find no room, smaller ones
-are tried, down to one entry: they are what makes room.
+Expired records must be removed as fast as new ones are written, or the store fills with records
+that nobody can read. So the work does not wait for idle time: while there is work, each step checks
+twice as many entries as the one before. A step waits for its own commit, so it never takes more
+than a part of a group beside clients' writes; between its parts it yields to the event loop. Due
+entries that must stay (for example while moves are paused) are checked slowly, and less and less
+often. If the store is so full that a step finds no room for the pages that it must copy, smaller
+steps are tried, down to one entry: removals are what frees room.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ ROWS_MAX: Final = 8_192
 _PART_ROWS = 256
 _PAUSE_S = 0.02
 _INTERVAL_S, _INTERVAL_S_MAX = 0.5, 16.0
-_STEPS_TO_GROW = 64  # that found room, before larger ones than those that did not are tried again
+_STEPS_TO_GROW = 64  # successful steps before the size that found no room is tried again
 
 Look = Callable[[bytes, int], tuple[bytes, Sequence[Awaitable[None]]]]
-"""Looks at so many entries that are due, from an entry on, and queues what they ask for; returns
-from where to go on, b"" at the end, and what to wait for.
+"""Checks so many due entries from the given entry on, and queues their removals. Returns the entry
+to continue from (b"" at the end), and the removals to wait for.
 """
 
 
 class StepResult(NamedTuple):
-    """A step's result. True if there may be more now; ``worked``: there was something to do."""
+    """A step's result. True if more entries may be due now; ``worked``: the step removed
+    something.
+    """
 
     more: bool
     worked: bool
@@ -44,7 +46,7 @@ class StepResult(NamedTuple):
 
 
 class IndexSweeper:
-    """Passes over the index, one after the other."""
+    """Runs one pass over the index after another."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -55,11 +57,12 @@ class IndexSweeper:
         await in_steps(self.step)
 
     async def step(self, rows_max: int) -> StepResult:
-        """Look at so many entries of the index.
+        """Check ``rows_max`` entries of the index.
 
         Raises:
-            StorageFullError: for what some of them ask for there is no room. They stay, and the
-                next step begins where this one did, unless it was of one.
+            StorageFullError: some removals found no room. Their entries stay, and the next step
+            begins
+                where this one did, unless it was of one entry.
         """
         began, left = self._from, rows_max
         queued: list[Awaitable[None]] = []
@@ -71,23 +74,23 @@ class IndexSweeper:
                 break
             await asyncio.sleep(0)
         more = bool(self._from)
-        # What one part removes makes room, even if another finds none.
+        # The removals of one part make room, even if another part finds none.
         for error in await asyncio.gather(*queued, return_exceptions=True):
             if isinstance(error, StorageFullError) and rows_max > 1:
                 self._from = began
             if error is not None and not isinstance(error, UnknownFateError):
                 raise error
-            more &= error is None  # what has expired stays, unserved
+            more &= error is None  # expired records stay, but are not served
         return StepResult(more, bool(queued))
 
 
 async def in_steps(
     step: Callable[[int], Awaitable[StepResult]], *, rows: int = ROWS, rows_max: int = ROWS_MAX
 ) -> None:
-    """Make steps of so many entries until cancelled."""
+    """Run steps until cancelled; ``rows`` is the size of the first one."""
     size, ceiling, found_room = rows, rows_max, 0
     interval_s = _INTERVAL_S
-    in_vain = worked = False  # in this pass
+    in_vain = worked = False  # a step of this pass found no room; or removed something
     while True:
         more = False
         try:

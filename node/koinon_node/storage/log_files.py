@@ -1,7 +1,7 @@
-"""The files of a write-ahead log: making them, reading them, and having the store take them over.
+"""The files of a write-ahead log: creates them, reads them, and has the store take them over.
 
-The store does so when it is opened, and the writer process while a node serves, which needs no
-event loop for it. write_ahead_log.py has what appends.
+The store calls this module when it is opened, and the writer process while the node serves.
+write_ahead_log.py appends to the log.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LOG_STATE = b"log"  # in META_DB, see encode_state
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Stretch = tuple[str, int, int]
-"""(segment, from, to): bytes of one file, records that follow one another."""
+"""(segment, start, end): a range of bytes in one file with consecutive records."""
 Record = tuple[int, memoryview]
 """(position, body)."""
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """Return the segments in a directory of a log, by number."""
+    """Return the segments in a log's directory, by number."""
     if not directory.is_dir():
         return []
     found = [path for path in directory.iterdir() if path.name.isdecimal()]
@@ -53,7 +53,7 @@ def mapped(paths: Sequence[Path]) -> Iterator[list[memoryview]]:
 
 
 def in_order(segments: Sequence[memoryview], life: int) -> list[memoryview]:
-    """Return the segments as ``surviving_records`` wants them."""
+    """Sort the segments as ``surviving_records`` expects them."""
 
     def place(segment: memoryview) -> tuple[bool, int]:
         head = log_format.decode_head(segment)
@@ -65,11 +65,11 @@ def in_order(segments: Sequence[memoryview], life: int) -> list[memoryview]:
 
 
 def left_over(directory: Path, life: int, after: int) -> Iterator[Found]:
-    """Yield what the log of a store holds of its last life above the position ``after``. A record
-    is valid until the next is asked for.
+    """Yield the records of the log's last life above the position ``after``. A record's memory is
+    valid until the next one is requested.
 
     Raises:
-        DataDirectoryError: something is missing that was durable.
+        DataDirectoryError: a record that was durable is missing.
     """
     paths = [path for path in segment_paths(directory / LOG) if path.stat().st_size]
     with mapped(paths) as segments:
@@ -91,11 +91,11 @@ def left_over(directory: Path, life: int, after: int) -> Iterator[Found]:
 
 
 def make_log(directory: Path) -> bool:
-    """Make the directory of a store's log, durably, if there is none; return whether there is one
-    now. There is not on a full disk.
+    """Create the directory of a store's log durably, if there is none. Return False if the disk is
+    full.
 
     Raises:
-        DataDirectoryError: it cannot be made.
+        DataDirectoryError: the directory cannot be created for another reason.
     """
     try:
         make_directory(directory / LOG)
@@ -108,15 +108,15 @@ def make_log(directory: Path) -> bool:
 
 
 def remove_log(directory: Path) -> None:
-    """Remove a log of which the store has all."""
+    """Remove a log that the store has taken over completely."""
     for path in segment_paths(directory / LOG):
         path.unlink()
-    with suppress(OSError):  # there is none, or something that is not ours lies in it
+    with suppress(OSError):  # there is no directory, or it holds foreign files
         (directory / LOG).rmdir()
 
 
 def has_log(directory: Path) -> bool:
-    """Return whether the store has the directory of a log."""
+    """Return whether the store has a log directory."""
     return (directory / LOG).is_dir()
 
 
@@ -126,10 +126,10 @@ def new_life() -> int:
 
 
 def read_records(directory: Path, life: int, stretches: Sequence[Stretch]) -> list[Record]:
-    """Return the records of these stretches.
+    """Read the records of these stretches.
 
     Raises:
-        DataDirectoryError: the log does not hold what was written to it.
+        DataDirectoryError: the log does not hold the records that were written.
     """
     records: list[Record] = []
     for name, start, end in stretches:
@@ -152,12 +152,14 @@ def read_records(directory: Path, life: int, stretches: Sequence[Stretch]) -> li
 def take_over(
     records: Sequence[Record], life: int, put: Callable[[Gathered, int], str]
 ) -> tuple[int, str]:
-    """Have the store take over the records. ``put`` is given rows that belong into one transaction,
-    with the note up to which position the store then has the log, and about how many bytes they
-    are; it returns why there is no room for them. Fewer are tried then: a transaction needs a page
-    for each row at worst.
+    """Have the store take over the records. ``put`` stores the rows of one transaction, which
+    include the new log state, and gets their approximate bytes; it returns the reason if there is
+    no room, else ''. Then fewer records are tried: at worst a transaction needs a page for each
+    row.
 
-    Return the last position that the store has now (0: none of these), and why not all.
+
+    Return the last position that the store has now (0: none of these), and the reason for an early
+    end.
     """
     rows, size, last = gathered(), 0, 0
     for position, body in records:
@@ -178,7 +180,7 @@ def take_over(
 
 
 def gather(rows: Gathered, body: memoryview) -> int:
-    """Add what a record writes; return how many rows that is."""
+    """Add the writes of a record to ``rows``; return how many rows they are."""
     count = 0
     for database, keys, values in log_format.decode_body(body):
         rows[database].update(zip(keys, values, strict=True))
@@ -187,11 +189,13 @@ def gather(rows: Gathered, body: memoryview) -> int:
 
 
 def encode_state(life: int, position: int) -> bytes:
-    """Return what the store notes of its log: of which life it has all up to which position."""
+    """Encode the store's note on its log: the life, and the position up to which the store has
+    it.
+    """
     return f"{life} {position}".encode()
 
 
 def decode_state(state: str) -> tuple[int, int]:
-    """Return (life, position); zeros where there never was a log."""
+    """Return (life, position); zeros if there never was a log."""
     life, _, position = (state or "0 0").partition(" ")
     return int(life), int(position)

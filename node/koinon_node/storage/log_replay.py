@@ -1,7 +1,7 @@
-"""Takes what a crash has left in the write-ahead log into the store, before anything is served.
+"""Takes the records that a crash has left in the write-ahead log into the store, before it serves.
 
-The store does this when it is opened, while no writer runs. The writer process takes the log over
-in the same way while a node serves (log_files.take_over).
+The store calls this when it is opened, while no writer runs. While a node serves, the writer
+process takes the log over in the same way (log_files.take_over).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _RECORDS_MAX, _BYTES_MAX = 10_000, 8 * 1024 * 1024  # in one transaction
 def replay(
     env: lmdb.Environment, databases: list[Any], directory: Path, life: int, position: int
 ) -> None:
-    """Take over what this life of the log holds above the position, some records at a time.
+    """Take over the records of this life above the position, some at a time.
 
     Raises:
-        DataDirectoryError: the log is damaged, or the store has no room for it.
+        DataDirectoryError: the log is damaged, or the store has no room for its records.
     """
     records: list[log_files.Record] = []
     count = size = 0
@@ -63,6 +63,6 @@ def _take_over(
     if reason:
         raise DataDirectoryError(
             path=str(directory),
-            reason=f"no room for what the log holds ({reason}): make room on the disk, "
+            reason=f"no room for the log's records ({reason}): make room on the disk, "
             "or start with a larger --map-size-bytes",
         )

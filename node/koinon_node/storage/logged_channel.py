@@ -1,18 +1,17 @@
 """Puts the write-ahead log in front of the writer process.
 
-A group is durable once its record is synced in the log. From then on its rows lie over the store
-(the overlay), and the writer process takes them over in large sorted transactions: it reads the
-log itself. One such transaction costs about what one of a small group did, and serves thousands.
+A group is durable once its record is synced in the log. From then on reads find its rows in the
+overlay over the store, and the writer process, which reads the log itself, takes them over in large
+sorted transactions. One such transaction costs about as much as one of a small group, and serves
+thousands of groups.
 
     send ---> append, sync ---> overlay, answer
-                                   :  by size, by time, or when somebody needs the store itself
-                                   '--> the process takes over ---> a layer of the overlay is let go
+                                   :  by size, by time, or when a caller needs the store itself
+                                   '--> the process takes over ---> an overlay layer is dropped
 
-Some groups go to the store themselves, as all did before there was a log: merge steps, which only
-the process can carry out; large values, and pages of a copy's catch-up, which the log would only
-write twice; and everything while room is short. The store
-takes over all that is in the log before that, so the order is kept, and the log needs no note of
-it.
+Some groups go directly to the store: merge steps, which only the process can execute; large values
+and pages of a copy's catch-up, which the log would only write twice; and all groups while room is
+short. The store first takes over the whole log, so the order is kept without a note in the log.
 
 The overlay is bounded. At its bound a group waits until the process has caught up.
 """
@@ -47,31 +46,33 @@ from koinon_proto.process.measures import Histogram
 
 log = logging.getLogger(__name__)
 
-_PAGE_BYTES = 4096  # of LMDB
-_FORGOTTEN_AT_ONCE = 2_000  # rows
-_RETRY_S = 1.0  # while the store has no room for what the log holds
+_PAGE_BYTES = 4096  # of an LMDB page
+_FORGOTTEN_AT_ONCE = 2_000  # rows of the overlay freed in one turn of the loop
+_RETRY_S = 1.0  # between tries while the store has no room for the log's records
 _SETTLE_S = 10.0
 _CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The bounds at which the store takes over the log, and groups go to the store itself."""
+    """The bounds of a take-over, of the overlay, and of the groups that go through the log."""
 
-    layer_rows: int = 50_000  # are taken over in one transaction; fewer where less is written
+    layer_rows: int = 50_000  # the most rows taken over in one transaction
     layer_bytes: int = 16 * 1024 * 1024
-    overlay_rows: int = 400_000  # with more a group waits until the store has caught up
+    overlay_rows: int = 400_000  # beyond it groups wait until the store has caught up
     overlay_bytes: int = 64 * 1024 * 1024
-    take_over_s: float = 1.0  # what is in the log is in the store after so long, if not before
-    spare_bytes: int = 32 * 1024 * 1024  # with less room all goes to the store itself
-    hangs_s: float = 10.0  # a take-over that takes longer is a disk that hangs
-    large_group_bytes: int = 512 * 1024  # goes to the store itself, if its rows are as large as
-    large_row_bytes: int = 2_048  # this on average
-    page_bytes: int = 64 * 1024  # and so does a group of such a size with a page of a catch-up
+    take_over_s: float = 1.0  # the longest time from the log to the start of a take-over
+    spare_bytes: int = 32 * 1024 * 1024  # with less spare room all groups go directly
+    hangs_s: float = 10.0  # after a take-over of this time the disk counts as hanging
+    large_group_bytes: int = 512 * 1024  # a group of this size goes directly, if its rows have
+    large_row_bytes: int = 2_048  # this many bytes on average
+    page_bytes: int = 64 * 1024  # a group of this size with a catch-up page goes directly
 
 
 class LoggedChannel:
-    """A ``WriterChannel`` over another one. All methods belong to the event loop's thread."""
+    """A ``WriterChannel`` with a log in front of another channel. Belongs to the event loop's
+    thread.
+    """
 
     def __init__(
         self,
@@ -83,37 +84,37 @@ class LoggedChannel:
     ) -> None:
         self._bounds = bounds or Bounds()
         self.take_over_seconds = Histogram()
-        self.on_progress: Callable[[], None] = lambda: None  # the disk has answered something else
+        self.on_progress: Callable[[], None] = lambda: None  # called when the disk did other work
         wal.on_progress = lambda: self.on_progress()
         self._inner = inner
         self._log = wal
         self._store = store
         self._make_disk = make_disk
         self._overlay = store.overlay
-        self._used_bytes = 0  # of the store, as the process said last
+        self._used_bytes = 0  # of the store, by the process's last answer
         self._on_answer: Callable[[Answer], None] = lambda _: None
         self._on_lost: Callable[[], None] = lambda: None
-        self._group: GroupFrame | None = None  # was sent, and waits: for the store to catch up
-        self._direct = False  # a group is with the process
-        self._loose: set[int] = set()  # of its tickets
-        self._taking = 0  # up to which position the process takes over now; 0: it does not
-        # Closed layers that the store lacks, oldest first: up to which position, and where that is.
+        self._group: GroupFrame | None = None  # sent, and waiting for the store to catch up
+        self._direct = False  # the process executes a group directly
+        self._loose: set[int] = set()  # the indexes of that group's loose tickets
+        self._taking = 0  # the position up to which a take-over is under way; 0: none is
+        # Closed layers that the store lacks, oldest first: (last position, stretches of the log).
         self._closed: deque[tuple[int, list[Stretch]]] = deque()
-        self._wanted = 0  # up to which position somebody waits for the store
+        self._wanted = 0  # the position up to which a caller waits for the store
         self._taken = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._failed_group = 0  # the last of which a ticket found no room
-        self._failures: dict[int, str] = {}  # of it: why tickets were refused before it was sent
+        self._failed_group = 0  # the last group with a ticket that found no room
+        self._failures: dict[int, str] = {}  # reasons of the direct group's tickets refused here
         self._is_lost = False  # the process has ended, or the log has failed
-        self._no_room = ""  # why the store could not take over what the log holds
+        self._no_room = ""  # why the store could not take over the log; '': it can
         self._taking_since = 0.0
-        self._disk_free = 0  # bytes, when that was last looked at
+        self._disk_free = 0  # bytes, by the last check
         self._disk: LogDisk | None = None
-        self._retrying = False  # the timer tries again to take over what found no room
+        self._retrying = False  # the timer will retry a take-over that found no room
         self._closing = False
 
-    # --- a writer's channel ----------------------------------------------------------------
+    # --- WriterChannel ---------------------------------------------------------------------
 
     async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
         self._on_answer, self._on_lost = on_answer, on_lost
@@ -127,7 +128,7 @@ class LoggedChannel:
         assert self._group is None
         assert not self._direct
         self._group = group
-        self._go_on()
+        self._advance_group()
 
     async def close(self) -> bool:
         if not self._closing and not self._is_lost:
@@ -148,13 +149,13 @@ class LoggedChannel:
         self._closing = True
         self._inner.kill()
 
-    # --- what the store itself has to show ---------------------------------------------------
+    # --- waiting for the store -----------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Wait until the store has all that is durable now.
+        """Wait until the store has taken over all records that are durable now.
 
         Raises:
-            UnavailableError: it has no room, or its disk does not answer.
+            UnavailableError: the store has no room, or its disk does not answer.
         """
         if not self._overlay:
             return
@@ -170,10 +171,10 @@ class LoggedChannel:
             reason = self._no_room or "the disk does not answer"
             raise UnavailableError(reason=f"the store lags behind its log: {reason}") from None
 
-    # --- inside ------------------------------------------------------------------------------
+    # --- internal ------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Send the group that waits on its way, if it may go."""
+    def _advance_group(self) -> None:
+        """Log the waiting group or send it directly, if that is possible now."""
         group = self._group
         if group is None or self._direct:
             return
@@ -218,8 +219,8 @@ class LoggedChannel:
         self._log.append(tickets, written, urgent=urgent)
 
     def _lags(self) -> bool:
-        """Return whether the store has to catch up before more is logged. A process that does not
-        come to an end with what it takes over is a disk that hangs: who writes has to notice.
+        """Return whether the store must catch up before more is logged. A take-over that does not
+        end counts as well: the disk hangs, and writers must notice.
         """
         overlay, bounds = self._overlay, self._bounds
         if overlay.rows >= bounds.overlay_rows or overlay.size >= bounds.overlay_bytes:
@@ -232,7 +233,7 @@ class LoggedChannel:
         self._take_over()
 
     def _goes_direct(self, tickets: Sequence[TicketFrame]) -> bool:
-        """Return whether the group goes to the store itself."""
+        """Return whether the group goes directly to the store."""
         bounds = self._bounds
         rows = size = ties = 0
         for _, bits, writes in tickets:
@@ -255,11 +256,11 @@ class LoggedChannel:
         return not self._log.has_room(size + 8 * (rows + columns))
 
     def _has_spare_room(self, rows: int, size: int) -> bool:
-        """Return whether the store surely has room for what the log holds and so much more. Where
-        it may have none, that is found out before anything is acknowledged.
+        """Return whether the store surely has room for the log's records and so much more. If not,
+        the group goes directly, so that a lack of room shows before the acknowledgement.
 
-        A transaction copies each page that it changes: one a row at worst, all of them at most. The
-        pages that the one before has freed cannot be used again yet: hence twice as many.
+        A transaction copies each page that it changes: at worst one per row, at most all. The pages
+        freed by the transaction before cannot be reused yet: hence the factor two.
         """
         overlay, used = self._overlay, self._used_bytes
         spare, added = self._bounds.spare_bytes, 2 * (overlay.size + size)
@@ -273,7 +274,7 @@ class LoggedChannel:
         return found.f_bavail * found.f_frsize
 
     def _look_at_room(self) -> None:
-        """See how much room the disk has, in time."""
+        """Check the free bytes of the disk, on the log's thread."""
 
         def looked(free: int) -> None:
             self.on_progress()
@@ -286,12 +287,12 @@ class LoggedChannel:
         self._on_answer((number, failures, self._used_bytes))
 
     def _close_layer(self) -> None:
-        """Have what was added last make a layer, which is taken over in one transaction."""
+        """Close the present layer, which will be taken over in one transaction."""
         self._overlay.close_layer()
         self._closed.append((self._overlay.last_closed, self._log.take_over()))
 
     def _take_over(self) -> None:
-        """Have the process take over the oldest closed layer, if it is free."""
+        """Start a take-over of the oldest closed layer, unless one is under way."""
         if self._taking or self._direct or not self._overlay or self._retrying:
             return
         if not self._closed and self._wanted > self._taken and self._overlay.newest.rows:
@@ -339,7 +340,7 @@ class LoggedChannel:
                 elif not future.done():
                     future.set_result(None)
             self._take_over()
-        self._go_on()
+        self._advance_group()
 
     def _on_direct(self, number: int, failures: dict[int, str]) -> None:
         if any(index not in self._loose for index in failures):
@@ -355,14 +356,14 @@ class LoggedChannel:
             self._timer = asyncio.get_running_loop().call_later(_RETRY_S, self._on_time)
 
     def _clear(self, layers: list[Layer]) -> None:
-        """Forget the rows of these, some at a time: freeing 50,000 in one go takes 60 ms."""
+        """Free the rows of these layers, some at a time: freeing 50,000 at once takes 60 ms."""
         if layers and not layers[-1].forget(_FORGOTTEN_AT_ONCE):
             layers.pop()
         if layers:
             asyncio.get_running_loop().call_soon(self._clear, layers)
 
     def _lost(self) -> None:
-        """Fail all that wait: nothing is answered any more."""
+        """Fail all waiters: no more answers will come."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -380,19 +381,19 @@ class LoggedChannel:
 
 
 def refused(tickets: Sequence[TicketFrame], failed_group: int, no_room: str) -> dict[int, str]:
-    """Return why which of a group's tickets are refused, by their places: those that build on a
-    group of which a ticket was refused, ``failed_group`` being the last such one; with ``no_room``
-    (why there is none) those that store a record; and of a partition what is chained to these. As
-    the writer process refuses what finds no room (rule 8).
+    """Return the reasons of a group's refused tickets by index. Refused are: tickets that depend on
+    ``failed_group``, the last group with a refused ticket, or a later one; with ``no_room`` (the
+    reason) tickets that store a record; and tickets chained to these in their partition. The writer
+    process applies the same rules (rule 8).
     """
     failures: dict[int, str] = {}
     gaps: set[bytes] = set()
     for index, (after, ties, writes) in enumerate(tickets):
         metadata = {key for db, keys, _ in writes if db == PARTITIONS_DB for key in keys}
         if after and after <= failed_group:
-            failures[index] = "a write that this one builds on found no room"
+            failures[index] = "a write that this write depends on found no room"
         elif ties & CHAINED and not gaps.isdisjoint(metadata):
-            failures[index] = "a write before this one in its partition found no room"
+            failures[index] = "an earlier write of the partition found no room"
         elif no_room and _stores(writes):
             failures[index] = no_room
         if index in failures and not ties & LOOSE:
@@ -401,7 +402,7 @@ def refused(tickets: Sequence[TicketFrame], failed_group: int, no_room: str) -> 
 
 
 def _stores(writes: Writes) -> bool:
-    """Return whether a record is stored, or a merge step, which makes some."""
+    """Return whether the writes store a record, or execute a merge step, which stores some."""
     return any(
         db == MERGES or (db == DATA_DB and any(value is not None for value in values))
         for db, _, values in writes
@@ -409,7 +410,9 @@ def _stores(writes: Writes) -> bool:
 
 
 def in_front_of(process: ProcessChannel, store: Store) -> WriterChannel:
-    """Return the way to the writer process of an open store: by its log, if it is to have one."""
+    """Return the channel to the writer process of an open store: through the log, if the store has
+    one.
+    """
     config = store.config
     if not store.logged:
         return process

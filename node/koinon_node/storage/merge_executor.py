@@ -1,9 +1,9 @@
-"""Carries out merge steps: what a bulk load staged in a partition becomes records (rule 20).
+"""Executes merge steps, which turn the staged rows of a bulk load into records (rule 20).
 
-Runs in the writer process, inside the transaction of its group. Every replica makes the same rows
+Runs in the writer process, inside the transaction of its group. Every replica builds the same rows
 from the same chunks: a step names its chunks, its range of keys, its sequence and all times, and
-nothing else decides. A replica that holds other chunks than the primary is damaged; then this
-raises and the process ends, loudly.
+the result depends on nothing else. A replica with other chunks than the primary is damaged: then
+this module raises, and the process ends with the error.
 
 Rows are handled as Arrow arrays, in C: 1,000 rows in about a millisecond, most of it LMDB's.
 """
@@ -28,21 +28,21 @@ from koinon_proto.contract.columns import Gathered
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 _HEAD = np.dtype([("sequence", ">u8"), ("flags", "u1"), ("expiry", ">u8")])
-"""The beginning of a record that expires; other records leave the last number out."""
+"""The header of a record that expires; other records lack the last field."""
 
 
 class MergeError(Exception):
-    """The chunks here are not those that the step was made for."""
+    """The chunks in this store are not the ones that the step names."""
 
 
 def keys_array(part: Slice) -> Any:
-    """Return the keys as an Arrow array, without a copy of their bytes."""
+    """Return the keys as an Arrow array that shares their memory."""
     return arrow.binaries(part.columns.key_offsets, part.columns.keys, part.start, part.end)
 
 
 def first_out_of_order(rows: Gathered) -> int | None:
-    """Return the place of the first chunk whose keys are not in order (equal ones may follow one
-    another), if any is.
+    """Return the index of the first chunk whose keys do not ascend (equal keys are allowed), or
+    None.
     """
     count = len(rows.key_lengths)
     if count < 2:
@@ -62,11 +62,12 @@ def merge(
     step: MergeStep,
     stored_entries: Callable[[Sequence[bytes]], list[bytes]],
 ) -> None:
-    """Carry out the step in a write transaction, on the databases of records and of expiries.
-    ``stored_entries`` tells which entries of the latter the records of some data keys had before.
+    """Execute the step in a write transaction, on the databases of records and of expiries.
+    ``stored_entries`` returns the expiry entries that records of some data keys had before.
 
     Raises:
-        MergeError: a chunk is missing, or the chunks hold another number of rows.
+        MergeError: a chunk is missing, or the chunks hold another number of rows than the step
+        says.
     """
     rows = _merged(txn, data, step)
     with txn.cursor(data) as cursor:
@@ -74,7 +75,7 @@ def merge(
             _delete_others(txn, cursor, expiry, step, set(rows.keys))
         _delete(txn, cursor, expiry, step, rows.gone)
         cursor.putmulti(zip(rows.keys, rows.values, strict=True))
-    if rows.expiry_keys:  # else to read what the rows replace would cost too much
+    if rows.expiry_keys:  # otherwise reading the replaced records would cost too much
         with txn.cursor(expiry) as cursor:
             for entry in set(stored_entries(rows.keys)).difference(rows.expiry_keys):
                 if cursor.set_key(entry):
@@ -89,11 +90,11 @@ class _Rows:
     values: list[bytes]  # records
     expiry_keys: list[bytes]
     gone: list[bytes] = field(default_factory=list)
-    """Data keys to be deleted without a tombstone: those with one are among the rows."""
+    """Data keys to delete without a tombstone; deletes with a tombstone are among the rows."""
 
 
 def _merged(txn: lmdb.Transaction, data: Any, step: MergeStep) -> _Rows:
-    """Return the rows of the step's chunks in its range, the winner of each key."""
+    """Return the rows of the step's chunks in its range, one winner per key."""
     parts = [p for p in _slices(txn, data, step) if p.rows]
     staged_rows = sum(part.rows for part in parts)
     if staged_rows != step.rows:
@@ -140,10 +141,11 @@ def _slices(txn: lmdb.Transaction, data: Any, step: MergeStep) -> Iterator[Slice
 
 
 def _winners(keys: Any, parts: Sequence[Slice]) -> I64Array | None:
-    """Return which rows stay, by ascending key; None: all of them, as they are.
+    """Return the indexes of the winning rows by ascending key, or None if all rows stay as they
+    are.
 
-    Of equal keys the one with the greatest order stays, and of those the last by task and row. The
-    rows come in that order, chunk after chunk, and Arrow's sort is stable.
+    Of equal keys the row with the greatest order wins, and among equal orders the last by task and
+    row. The chunks come in that order, and Arrow's sort is stable.
     """
     rows = len(keys)
     order: I64Array | None = None
@@ -175,8 +177,8 @@ def _orders(part: Slice) -> U64Array:
 def _expiries(
     step: MergeStep, parts: Sequence[Slice], chosen: I64Array | None
 ) -> tuple[U64Array, BoolArray | None]:
-    """Return (when each row expires, 0: never; which rows delete their keys, None: no row can).
-    What deletes expires when its tombstone may be purged.
+    """Return the expiry of each row (0: never), and a mask of the rows that delete their key (None:
+    no row does). The expiry of a delete is the time from which its tombstone may be purged.
     """
     columns_of = [part.columns for part in parts]
     times = np.array([chunk.header.expires_at_ms for chunk in columns_of], np.uint64)
@@ -198,7 +200,7 @@ def _expiries(
 
 
 def _headers(sequence: int, expiries: U64Array, deleted: BoolArray | None) -> Any:
-    """Return what records begin with: one for all rows, or one a row."""
+    """Return the records' headers: one for all rows, or one per row."""
     if deleted is None and (expiries == expiries[:1]).all():
         expires_at_ms = int(expiries[0]) if len(expiries) else 0
         return arrow.binary_scalar(records.encode_record(sequence, b"", expires_at_ms))
@@ -224,7 +226,7 @@ def _expiry_keys(data_keys: Sequence[bytes], expiries: U64Array) -> list[bytes]:
 def _delete_others(
     txn: lmdb.Transaction, cursor: lmdb.Cursor, expiry: Any, step: MergeStep, kept: set[bytes]
 ) -> None:
-    """Delete the records in the step's range that the load has no row for."""
+    """Delete the records in the step's range for which the load has no row."""
     head = records.head_of(step.partition_id)
     inside = head + step.prefix
     start = max(inside, head + step.after_key + b"\x00" if step.after_key else head)
@@ -242,7 +244,7 @@ def _delete_others(
 def _delete(
     txn: lmdb.Transaction, cursor: lmdb.Cursor, expiry: Any, step: MergeStep, keys: Sequence[bytes]
 ) -> None:
-    """Delete the records, leaving tombstones if the step says so."""
+    """Delete the records, with tombstones if the step says so."""
     if not step.tombstone_at_ms:
         for key in keys:
             if cursor.set_key(key):
@@ -255,7 +257,7 @@ def _delete(
 
 
 def _leave_mark(txn: lmdb.Transaction, data: Any, expiry: Any, step: MergeStep) -> None:
-    """Say how far the load is merged; once it is, its chunks go."""
+    """Write the load's mark; once the load is merged, delete its chunks."""
     head = records.head_of(step.partition_id, records.STAGED)
     mark_key = head + chunk_keys.mark_key(step.load_id)
     if step.last:

@@ -1,8 +1,6 @@
-"""A store that is open: locked, checked or made fresh, replayed; and what it says of itself.
+"""Opens a store: locks the directory, checks or creates the store, replays its log; reads metadata.
 
-The only writes that are made here are those of opening and closing, while no writer runs.
-
-databases: data, expiry, partitions (core/formats/records) and meta: what the node knows of itself.
+This module writes only when it opens and closes the store, while no writer runs.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = b"format_version"
 LOG_FORMAT_VERSION = 3
-"""Of a store with a write-ahead log, which may hold what the store lacks."""
+"""The format of a store with a write-ahead log, which may hold records that the store lacks."""
 STORE_ID = b"store_id"
 NEXT_STORE_ID = b"next_store_id"
 CLUSTER_ID = b"cluster_id"
@@ -64,7 +62,7 @@ class Identity:
 
 
 def _distrust_copies(txn: lmdb.Transaction[bytes], partitions: Any) -> None:
-    """Mark every copy as one that may lack any of what it says it holds."""
+    """Mark every copy as untrusted: it may lack any of its records."""
     found = [(key, value) for key, value in txn.cursor(partitions) if key[2] == _PROGRESS]
     for key, value in found:
         through, floor, state = records.decode_progress(value)
@@ -74,20 +72,20 @@ def _distrust_copies(txn: lmdb.Transaction[bytes], partitions: Any) -> None:
 
 
 class OpenedStore:
-    """The environment, and the node's and its copies' facts; see Store."""
+    """An LMDB environment with the metadata of the node and its copies; see Store."""
 
     def __init__(self, config: StoreConfig) -> None:
-        """Lock and open the directory, or make a fresh store in it.
+        """Lock and open the directory, or create a store in it.
 
         Raises:
-            DataDirectoryError: it is in use, or something in it is torn, truncated, missing or
-                foreign.
+            DataDirectoryError: the directory is in use, or a file in it is torn, truncated, missing
+                or foreign.
         """
         self.config = config
-        self.overlay = Overlay()  # what is durable in the log and not in here yet
+        self.overlay = Overlay()  # rows that are durable in the log, but not in the store yet
         self.lock_descriptor = files.lock_directory(config.directory)
         self._env: lmdb.Environment | None = None
-        self.distrusted_for = ""  # why this start gave up the store's identity; "": it did not
+        self.distrusted_for = ""  # why this start gave the store a new identity; '': it did not
         try:
             fresh = files.begin_if_fresh(config.directory)
             store_id = files.new_store_id() if fresh else files.read_identity(config.directory)
@@ -154,7 +152,7 @@ class OpenedStore:
                 f"this build supports {files.FORMAT_VERSION} and {LOG_FORMAT_VERSION}",
             )
         own, following = self._meta(STORE_ID), self._meta(NEXT_STORE_ID)
-        if following and following == store_id:  # a change of id was cut short after the file
+        if following and following == store_id:  # a change of the id was interrupted after the file
             self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
         elif own != store_id:
             raise DataDirectoryError(
@@ -162,21 +160,24 @@ class OpenedStore:
             )
 
     def _take_over_log(self) -> None:
-        """Take what a crash has left in the write-ahead log into the store, and begin a new life of
-        the log: whatever its segments hold counts as nothing from then on.
+        """Take the records left in the write-ahead log into the store, and begin a new life of the
+        log: from then on the old contents of its segments are ignored.
 
-        A store with a log has a format number of its own until it is closed clean: if the log is
-        gone at the next start, the store is refused instead of served without the log's rows.
+        A store with a log has its own format number until it is closed cleanly: if the log is
+        missing at the next start, the store is refused instead of served without the log's rows.
 
         Raises:
-            DataDirectoryError: the log is missing or damaged, or the store has no room for it.
+            DataDirectoryError: the log is missing or damaged, or the store has no room for its
+            rows.
         """
         directory = self.config.directory
         life, position = log_files.decode_state(self._meta(LOG_STATE))
         if self._meta(FORMAT) == str(LOG_FORMAT_VERSION):
             if not log_files.has_log(directory):
                 path = str(directory / log_files.LOG)
-                raise DataDirectoryError(path=path, reason="missing: it holds what the store lacks")
+                raise DataDirectoryError(
+                    path=path, reason="missing: it has rows that the store lacks"
+                )
             try:
                 log_replay.replay(self.env, self._databases, directory, life, position)
             except DataDirectoryError as error:
@@ -192,25 +193,29 @@ class OpenedStore:
             log_files.remove_log(directory)
 
     def _distrust_what_may_lack_rows(self) -> None:
-        """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged
-        may be gone, any of them, if the machine has been down since (this is another boot) or a
-        sync has failed. Under any durability they may be gone if the directory is a copy of one
-        that a process had open: the process may have gone on for long after the copy was made, in
-        the same node epoch, so that the coordinator cannot tell the copy from the original. (A copy
-        of a directory that was closed clean is as good as the original until that is opened again,
-        which begins a node epoch: rule 2.) The store then gives up its identity: it registers under
-        a new store_id, the coordinator treats the old one as lost (out of in_sync; where it was the
-        only member, offline). Its copies say themselves that they are not to be built on: each is
-        replaced by its primary's. What is on the disk stays there for the operator until then.
+        """Rule 3: give up the store's identity if acknowledged rows may be missing.
 
-        A copy is told by the identity of its data file. A volume that is rolled back below the file
-        system keeps that; it is noticed only if the node has begun another epoch since (rule 2).
+        After an unclean end under durability=interval any acknowledged rows may be missing, if the
+        machine was down since (this is another boot) or a sync failed. Under any durability they
+        may be missing if the directory is a copy of one that a process had open: that process may
+        have continued in the same node epoch long after the copy was made, so the coordinator
+        cannot tell the copy from the original. (A copy of a cleanly closed directory is as good as
+        the original until the original is opened again, which begins a node epoch: rule 2.)
 
-        With durability=commit nothing of the kind is needed after a crash. A transaction is
-        acknowledged once its pages, and after these the head that leads to them, were synced. Where
-        the pages' sync failed, nothing leads to them. Where the head's did, this process may see a
-        transaction that the disk does not have: whole, of unknown fate, and durable with the next
-        commit, which is made here before anything is served.
+        The store then registers under a new store_id, and the coordinator treats the old store as
+        lost (out of in_sync; partitions of which it was the only member go offline). Its copies are
+        marked as untrusted: the primary's copy replaces each. Until then their data stays on the
+        disk for the operator.
+
+        A copied directory is recognised by the identity of its data file. A volume that is rolled
+        back below the file system keeps that identity; then the copy is noticed only if the node
+        has begun another epoch since (rule 2).
+
+        With durability=commit no such distrust is needed after a crash. A transaction is
+        acknowledged after a sync of its pages and then of the meta page that leads to them. If the
+        sync of the pages failed, nothing leads to them. If the sync of the meta page failed, this
+        process may see a transaction that the disk does not have: complete, of unknown fate, and
+        durable with the next commit, which is made here before the node serves.
         """
         cause = self._cause_of_distrust()
         if not cause:
@@ -232,7 +237,7 @@ class OpenedStore:
         self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
 
     def _cause_of_distrust(self) -> str:
-        """Return why acknowledged rows may be gone; '' where none can be."""
+        """Return the reason why acknowledged rows may be missing; '' if none can be."""
         state = self._meta(RUN_STATE).split(" ")
         file_id = files.data_file_id(self.config.directory)
         if state[0] == "open" and state[3:] != [file_id]:
@@ -244,11 +249,11 @@ class OpenedStore:
         return "machine went down" if state[2] != files.boot_id() else ""
 
     def claim(self, node_id: str) -> None:
-        """Make the store this node's, if it is new.
+        """Assign a new store to this node; check that another store is this node's.
 
         Raises:
-            DataDirectoryError: it is another node's. Registered under this id it would pass for a
-                lost disk of this node, and its own node's partitions would wait for it.
+            DataDirectoryError: the store is another node's. Under this node's id it would pass for
+                a replaced disk, and the partitions of its own node would wait for it.
         """
         owner = self._meta(NODE_ID)
         if not owner:
@@ -260,7 +265,7 @@ class OpenedStore:
             )
 
     def close(self, *, clean: bool) -> None:
-        """Release the store. ``clean``: the writer has ended and nothing is unsynced."""
+        """Release the store. ``clean``: the writer has ended and everything is synced."""
         if clean:
             self._put_meta({FORMAT: str(files.FORMAT_VERSION), RUN_STATE: "clean"})
         self._release()
@@ -280,7 +285,7 @@ class OpenedStore:
             self._env = None
         os.close(self.lock_descriptor)
 
-    # --- the node's own facts --------------------------------------------------------------
+    # --- metadata --------------------------------------------------------------------------
 
     def identity(self) -> Identity:
         return Identity(
@@ -292,7 +297,7 @@ class OpenedStore:
 
     @property
     def seen_epochs(self) -> dict[int, int]:
-        """The highest primary epoch that was known of each partition when the store was opened."""
+        """The highest primary epoch of each partition in the store at its opening."""
         return self._seen_epochs
 
     def _read_seen_epochs(self) -> dict[int, int]:
@@ -309,7 +314,7 @@ class OpenedStore:
         }
 
     def copies(self) -> Copies:
-        """Read what is held of every partition."""
+        """Read the metadata of all copies."""
         complete_through = np.zeros(_ALL_PARTITIONS, np.uint64)
         purge_floors = np.zeros(_ALL_PARTITIONS, np.uint64)
         states = np.zeros(_ALL_PARTITIONS, np.uint8)
@@ -327,7 +332,7 @@ class OpenedStore:
         return Copies(complete_through, purge_floors, states, epochs)
 
     def read_copies(self, partition_ids: Sequence[int]) -> dict[int, Copy]:
-        """Read what is held of these partitions, as of one moment."""
+        """Read the metadata of these partitions' copies, in one transaction."""
         found: dict[int, Copy] = {}
         keys_of = (records.progress_key, records.dropping_key, records.epochs_key)
         keys = [key_of(p) for p in partition_ids for key_of in keys_of]
@@ -367,8 +372,8 @@ class OpenedStore:
         self._put_meta({RUN_STATE: state})
 
     def _sync(self) -> None:
-        """Make durable what an earlier process with durability=interval may have left in the page
-        cache. Should it not have seen a failed write, this does.
+        """Make durable the writes that an earlier process with durability=interval left in the page
+        cache. A write error that the earlier process missed shows here.
         """
         try:
             self.env.sync(True)

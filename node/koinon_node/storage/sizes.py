@@ -1,9 +1,9 @@
-"""Estimates how many records and bytes each partition holds here: for plans and progress.
+"""Estimates the records and bytes of each partition in this store, for plans and progress.
 
-LMDB cannot say how large a part of a database is, so a background pass counts, round and round, at
-two hundredths of a core: a step of about a millisecond, then a pause. It looks at lengths only, so
-that large values are not read. What it knows of a partition is as old as its last visit. It
-remembers through which sequence the copy was complete then: once that has risen, the size is stale.
+LMDB cannot tell the size of a part of a database. So a background scan counts again and again with
+two per cent of a core: a step of about a millisecond, then a pause. It reads only lengths, so large
+values are not read. The count of a partition is as old as the scan's last visit. The module keeps
+the sequence through which the copy was complete then: once it has risen, the size is stale.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _STEP_ROWS = 512
 _STEP_S = 0.001
 _DUTY = 0.02
 _PASS_PAUSE_S = 5.0
-_OVERHEAD_BYTES = records.KEY_AT + records.HEADER_BYTES  # of a row, beside its key and value
+_OVERHEAD_BYTES = records.KEY_AT + records.HEADER_BYTES  # of a row, without its key and value
 
 
 class SizeEstimates:
-    """Counts of each partition, by the passes over the store: each goes in the order of keys."""
+    """The counts of each partition. The scan adds rows in key order."""
 
     def __init__(self) -> None:
-        self._records = np.zeros(_ALL_PARTITIONS, np.uint64)  # by partition, as the next two
+        self._records = np.zeros(_ALL_PARTITIONS, np.uint64)  # by partition, like the next three
         self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)  # of keys and values
-        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)  # records of bulk loads among them
-        self._through = np.zeros(_ALL_PARTITIONS, np.uint64)  # where each copy was when counted
-        self._partition_id = 0  # where the pass under way is
-        self._visited_at = 0  # through which sequence that copy was complete at its first row
+        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)  # chunks and marks of bulk loads
+        self._through = np.zeros(_ALL_PARTITIONS, np.uint64)  # the copy's position when counted
+        self._partition_id = 0  # the partition that the scan is in
+        self._visited_at = 0  # that copy's position at the scan's first row
         self._counted = [0, 0, 0]  # of that partition so far: records, bytes, staged records
 
     def of(self, partition_id: int) -> tuple[int, int]:
@@ -52,21 +52,21 @@ class SizeEstimates:
         return self._records[partition_ids], self._bytes[partition_ids]
 
     def staged(self) -> int:
-        """Return how many of the records, of all partitions, bulk loads have staged: what no client
-        can read, and their tombstones.
+        """Return the number of staged records of bulk loads, over all partitions, including their
+        tombstones. No client can read them.
         """
         return int(self._staged.sum())
 
     def columns(self) -> tuple[list[int], list[int], list[int]]:
-        """Return (partitions that hold something, records, bytes). Any thread may call it."""
-        # NumPy raises if a count becomes zero, or stops being zero, while it looks for them.
+        """Return (partitions with records, records, bytes). Any thread may call it."""
+        # A copy, since NumPy raises if a count changes from or to zero during flatnonzero.
         counted = self._records.copy()
         held = np.flatnonzero(counted)
         return held.tolist(), counted[held].tolist(), self._bytes[held].tolist()
 
     def stale(self, partition_ids: Sequence[int], through: U64Array) -> BoolArray:
-        """Return of these partitions whether they have changed since they were counted: ``through``
-        is how far each is written now.
+        """Return a mask of the partitions that were written since they were counted. ``through`` is
+        each partition's last sequence.
         """
         stale: BoolArray = self._through[list(partition_ids)] < through
         return stale
@@ -74,24 +74,27 @@ class SizeEstimates:
     def add(
         self, partition_id: int, rows: int, size: int, staged: int = 0, through: int = 0
     ) -> None:
-        """The pass found these rows, so many of them staged, and nothing between them and those
-        before. The copy was complete ``through`` this sequence, at the least, when they were read.
+        """Add the scan's next rows, ``staged`` of which are staged; there are no other rows between
+        them and the ones before. The copy was complete at least ``through`` this sequence when they
+        were read.
         """
         if partition_id != self._partition_id:
             self._leave(partition_id)
         if not self._counted[0]:
-            self._visited_at = through  # what is written during the visit may be missed
+            self._visited_at = through  # the scan may miss writes during the visit
         self._counted[0] += rows
         self._counted[1] += size - rows * _OVERHEAD_BYTES
         self._counted[2] += staged
 
     def end_pass(self) -> None:
-        """The pass found nothing more; the next one begins."""
+        """End a scan; the next one begins with the first partition."""
         self._leave(_ALL_PARTITIONS)
         self._partition_id = 0
 
     def _leave(self, partition_id: int) -> None:
-        """Take over what was counted, and that the partitions up to here are empty."""
+        """Store the counts of the scan's partition, and zeros for the empty partitions up to
+        ``partition_id``.
+        """
         here = self._partition_id
         self._records[here], self._bytes[here], self._staged[here] = self._counted
         self._through[here] = self._visited_at
@@ -101,7 +104,7 @@ class SizeEstimates:
 
 
 class SizeScan:
-    """The pass over a store."""
+    """The scan over a store."""
 
     def __init__(self, store: Store, estimates: SizeEstimates) -> None:
         self._store = store
@@ -109,7 +112,7 @@ class SizeScan:
         self._start = b""
 
     async def run(self) -> None:
-        """Count, for ever."""
+        """Scan until cancelled."""
         while True:
             began = time.perf_counter()
             more = self.step(_STEP_S)
@@ -117,7 +120,7 @@ class SizeScan:
             await asyncio.sleep(max(took_s * (1 / _DUTY - 1), 0.0 if more else _PASS_PAUSE_S))
 
     def step(self, seconds: float) -> bool:
-        """Count for about so long; return False at the end of a pass."""
+        """Scan for about so many seconds; return False at the end of the store."""
         until = time.perf_counter() + seconds
         with (
             self._store.env.begin(self._store.databases[DATA_DB], buffers=True) as txn,
@@ -134,7 +137,7 @@ class SizeScan:
                     return True
 
     def _count(self, txn: lmdb.Transaction[Any], rows: Sequence[tuple[Any, Any]]) -> None:
-        """Count the rows that ``txn`` sees, partition by partition; go on behind them."""
+        """Count the rows, partition by partition; continue behind them next time."""
         at = 0
         while at < len(rows):
             partition_id = records.partition_of_data_key(bytes(rows[at][0]))

@@ -1,6 +1,6 @@
 """The store: one LMDB environment, read here, written by the writer process alone (writer.py).
 
-Reads of records, by key or in the order of keys. What opening a store takes is in opened_store.py.
+Reads records by key or in key order. opened_store.py opens the store.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from koinon_node.storage.environment import (
 from koinon_node.storage.opened_store import OpenedStore
 
 _NO_BOUND = 2**62
-_SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
-_SCANNED_FIRST, _SCANNED_AT_ONCE = 16, 64  # at most: each of these values may have a MiB
+_SEEN_BYTES = 8 * 1024 * 1024  # read in one transaction at most, wanted or not
+_SCANNED_FIRST, _SCANNED_AT_ONCE = 16, 64  # rows between checks of the size: values may be large
 _second = operator.itemgetter(1)
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
@@ -33,24 +33,24 @@ _value_after = {
 
 
 class Range(NamedTuple):
-    """Records of one partition as one transaction saw them, and what it saw beside them."""
+    """Records of one partition and the copy's progress, from one LMDB snapshot."""
 
     rows: list[tuple[bytes, bytes]]  # (data key, record)
-    last_key: bytes  # how far it looked
-    end: bool  # and looked to the partition's end
+    last_key: bytes  # the last key that was read, wanted or not
+    end: bool  # the partition ends there
     complete_through: int
     purge_floor: int
 
 
 class Store(OpenedStore):
-    """An open store. Reading is thread-safe; each read sees one committed state."""
+    """An open store. Reads are thread-safe; each read sees one committed state."""
 
     def get(self, data_key: bytes) -> bytes | None:
         """Return the stored record (with its header), or None."""
         return self.get_each((data_key,))[0]
 
     def get_each(self, data_keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the record of each key (with its header), or None."""
+        """Return for each key the stored record (with its header), or None."""
         laid_over = self.overlay.find(DATA_DB, data_keys) if self.overlay else None
         with self.env.begin(self._databases[DATA_DB]) as txn:
             found: list[bytes | None] = list(map(txn.get, data_keys))
@@ -59,7 +59,7 @@ class Store(OpenedStore):
         return found
 
     def get_many(self, data_keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return (data key, record) of those that exist, in the order asked for."""
+        """Return (data key, record) of the existing records, in the given order."""
         laid_over = self.overlay.find(DATA_DB, data_keys) if self.overlay else None
         wanted = [key for key in data_keys if key not in laid_over] if laid_over else data_keys
         with self.env.begin(self._databases[DATA_DB]) as txn, txn.cursor() as cursor:
@@ -70,22 +70,24 @@ class Store(OpenedStore):
         return [(key, row) for key in data_keys if (row := found.get(key)) is not None]
 
     def lengths(self, data_keys: Sequence[bytes]) -> list[int]:
-        """Return the bytes of each stored record, 0 where there is none, without holding them."""
+        """Return the bytes of each stored record without copying it; 0 if there is none."""
         laid_over = self.overlay.find(DATA_DB, data_keys) if self.overlay else {}
         with self.env.begin(self._databases[DATA_DB], buffers=True) as txn:
             rows = (laid_over[key] if key in laid_over else txn.get(key) for key in data_keys)
             return [len(row) if row is not None else 0 for row in rows]
 
     def lacks(self, partition_ids: Iterable[int]) -> bool:
-        """Return whether the log holds rows of these partitions that are not in here yet."""
+        """Return whether the log has rows of these partitions that are not in the store yet."""
         if not self.overlay:
             return False
-        # A row changes how far its partition is complete, which is written with it.
+        # Every row is written together with its partition's progress.
         keys = list(map(records.progress_key, partition_ids))
         return self.overlay.holds(PARTITIONS_DB, keys)
 
     def stored_through(self, partition_id: int) -> int:
-        """Return up to where the copy is complete in the store itself."""
+        """Return the sequence through which the copy is complete in the store itself, without the
+        overlay.
+        """
         with self.env.begin() as txn:
             return self._progress(txn, partition_id)[0]
 
@@ -100,8 +102,8 @@ class Store(OpenedStore):
         start: bytes = b"",
         reverse: bool = False,
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return ((data key, record)..., whether there is more) of one partition's user records,
-        from ``start`` on, beyond ``after_key``; with ``reverse`` keys descend.
+        """Return the (data key, record) rows of one partition's users, from ``start`` on and beyond
+        ``after_key``, and whether more rows follow. With ``reverse`` keys descend.
 
         Ends after ``rows_max`` rows, or with the row that reaches ``bytes_max``.
         """
@@ -131,7 +133,7 @@ class Store(OpenedStore):
                 size += sum(map(len, map(_second, inside)))
                 if len(inside) < count and size < bytes_max:
                     return found, False
-                fit = (bytes_max - size) * len(found) // max(size, 1)  # if all are alike
+                fit = (bytes_max - size) * len(found) // max(size, 1)  # if rows have like sizes
                 step = max(_SCANNED_FIRST, min(_SCANNED_AT_ONCE, fit))
             while found and size - len(found[-1][1]) >= bytes_max:
                 size -= len(found.pop()[1])
@@ -147,9 +149,9 @@ class Store(OpenedStore):
         *,
         start_key: bytes = b"",
     ) -> Range:
-        """Read the records above ``after_sequence`` of one partition, beyond ``after_key`` and from
-        ``start_key`` on, in key order. Looks at no more than ``rows_max`` records, and returns none
-        beyond the one that reaches ``bytes_max``.
+        """Read the records of one partition above ``after_sequence``, beyond ``after_key`` and from
+        ``start_key`` on, in key order. It reads at most ``rows_max`` records, and stops at the
+        record that reaches ``bytes_max``.
         """
         head = records.prefix_of(partition_id)
         with self.env.begin() as txn:
@@ -159,7 +161,7 @@ class Store(OpenedStore):
                 rows = cursor.iternext(keys=True, values=True) if cursor.set_range(start) else []
                 found: list[tuple[bytes, bytes]] = []
                 looked, size, seen, last, end = 0, 0, 0, after_key, False
-                step = 4  # small first: each of these values may have a MiB
+                step = 4  # begin small, since values may be large
                 while looked < rows_max and size < bytes_max and seen < _SEEN_BYTES and not end:
                     count = min(step, rows_max - looked)
                     inside = _within(list(islice(rows, count)), head)
@@ -172,7 +174,7 @@ class Store(OpenedStore):
                     above = _above(inside, after_sequence)
                     taken = _fitting(above, bytes_max - size)
                     found += taken
-                    if len(taken) < len(above):  # those behind it are the next call's
+                    if len(taken) < len(above):  # the next call returns the others
                         last, end = taken[-1][0][2:], False
                         break
                     size += sum(map(len, map(_second, taken)))
@@ -181,8 +183,8 @@ class Store(OpenedStore):
         return Range(found, last, end, through, floor)
 
     def read_keys(self, partition_id: int, data_keys: Sequence[bytes], bytes_max: int) -> Range:
-        """Read the records of these keys of one partition, in one transaction. Ends before the
-        last of them with the one that reaches ``bytes_max``.
+        """Read the records of these keys of one partition in one transaction. It stops at the
+        record that reaches ``bytes_max``.
         """
         found: list[tuple[bytes, bytes]] = []
         done, size = 0, 0
@@ -201,8 +203,8 @@ class Store(OpenedStore):
     def keys_above(
         self, partition_id: int, sequence: int, after_key: bytes, limit: int
     ) -> tuple[list[bytes], bytes | None]:
-        """Return (data keys of records above ``sequence``, the key to go on after or None at the
-        end). Looks at no more than ``limit`` records, from ``after_key``.
+        """Return the data keys of records above ``sequence``, and the key after which to continue,
+        None at the end. It reads at most ``limit`` records from ``after_key`` on.
         """
         page = self.read_range(partition_id, after_key, sequence, limit, _NO_BOUND)
         return [key for key, _ in page.rows], None if page.end else page.last_key
@@ -210,8 +212,8 @@ class Store(OpenedStore):
     def scan_keys(
         self, partition_id: int, after_key: bytes, until_key: bytes, limit: int
     ) -> list[bytes]:
-        """Return up to ``limit`` data keys of one partition in (after_key, until_key]; without an
-        ``until_key`` to the partition's end, without an ``after_key`` from its beginning.
+        """Return up to ``limit`` data keys of one partition in (after_key, until_key]; b"" leaves
+        an end open.
         """
         head = records.prefix_of(partition_id)
         start = head + after_key + b"\x00" if after_key else head
@@ -233,7 +235,8 @@ class Store(OpenedStore):
     def expired_entries(
         self, start: bytes, before_ms: int, rows_max: int
     ) -> tuple[list[bytes], bytes]:
-        """Return (keys of the expiry index from ``start`` up to ``before_ms``, where to go on).
+        """Return the entries of the expiry index from ``start`` up to ``before_ms``, and the entry
+        to continue from, b"" at the end.
 
         Where to go on is empty at the end.
         """
@@ -249,31 +252,31 @@ class Store(OpenedStore):
         return inside, goes_on
 
     def count(self) -> int:
-        """Return how many records there are (of all partitions, expired ones included)."""
+        """Return the number of records of all partitions, including expired ones."""
         with self.env.begin() as txn:
             entries: int = txn.stat(self._databases[DATA_DB])["entries"]
             return entries
 
     def reusable_bytes(self, used_bytes: int) -> int:
-        """Return the free bytes inside the store's file, of which records and indexes fill
-        ``used_bytes``: LMDB uses these pages again before the file grows.
+        """Return the free bytes inside the store's file, of which records and indexes take
+        ``used_bytes``. LMDB reuses these pages before the file grows.
         """
         return max(0, self.file_bytes - used_bytes)
 
     @property
     def file_bytes(self) -> int:
-        """The size of the part of the file that LMDB has used so far. It never shrinks."""
+        """The size of the part of the file that LMDB has ever used. It never shrinks."""
         pages: int = self.env.info()["last_pgno"] + 1
         return pages * int(self.env.stat()["psize"])
 
     def used_bytes(self) -> int:
-        """Return how much of the map holds something now; freed pages do not count."""
+        """Return the bytes of the map in use, without freed pages."""
         with self.env.begin() as txn:
             return tree_bytes(txn, self._databases)
 
 
 def _fitting(rows: list[tuple[bytes, bytes]], size: int) -> list[tuple[bytes, bytes]]:
-    """Return the rows up to the one with which their records have ``size`` bytes."""
+    """Return the rows up to the one whose record brings the total to ``size`` bytes."""
     if sum(map(len, map(_second, rows))) < size:
         return rows
     ends = accumulate(map(len, map(_second, rows)))
@@ -283,15 +286,15 @@ def _fitting(rows: list[tuple[bytes, bytes]], size: int) -> list[tuple[bytes, by
 def scan_end(partition_id: int, prefix: bytes, start: bytes, after_key: bytes) -> bytes:
     """Return the data key below which a reverse scan begins."""
     own = records.head_of(partition_id)
-    cut = (own + prefix).rstrip(b"\xff")  # of which the kind of a record is left at least
-    end = cut[:-1] + bytes((cut[-1] + 1,))  # the first key that does not begin so
+    cut = (own + prefix).rstrip(b"\xff")  # at least the kind is left
+    end = cut[:-1] + bytes((cut[-1] + 1,))  # the first key beyond the prefix
     if start:
         end = min(end, own + start + b"\x00")
     return min(end, own + after_key) if after_key else end
 
 
 def _within(rows: list[tuple[bytes, bytes]], head: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the first rows, whose keys go on from one that begins so, up to where they do not."""
+    """Return the leading rows with this key prefix."""
     if not rows or rows[-1][0].startswith(head):
         return rows
     return [row for row in rows if row[0].startswith(head)]

@@ -1,4 +1,4 @@
-"""Puts gathered rows into a store's databases, in one transaction."""
+"""Stores gathered rows in a store's databases, in one transaction."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from koinon_node.core.formats import record_layout
 from koinon_node.storage.environment import DATA_DB, DATABASES, EXPIRY_DB
 
 Gathered = list[dict[bytes, bytes | None]]
-"""By database: what is to be stored under each key; None: nothing. Large values may be views of
-memory.
+"""By database: the value of each key; None deletes the key. Large values may be memory views.
 """
 
 _key_of = operator.itemgetter(0)
@@ -27,7 +26,7 @@ def gathered() -> Gathered:
 def put(
     environment: lmdb.Environment, txn: lmdb.Transaction, databases: Sequence[Any], rows: Gathered
 ) -> None:
-    """Put what was gathered, in key order, and forget it."""
+    """Store the gathered rows in key order, and clear them."""
     if rows[EXPIRY_DB]:
         with environment.begin(databases[DATA_DB], buffers=True) as before:
             drop_replaced_entries(before, rows[DATA_DB], rows[EXPIRY_DB])
@@ -41,15 +40,15 @@ def drop_replaced_entries(
     rows: Mapping[bytes, bytes | None],
     entries: dict[bytes, bytes | None],
 ) -> None:
-    """Have ``entries`` (of the expiry index, to be put) delete those of the records that ``rows``
-    replace: those that were stored ``before`` the group, and those of the group itself.
+    """Add to ``entries`` (of the expiry index) the deletes of entries of replaced records: of
+    records stored ``before`` the group, and of records that the group itself replaces.
 
-    A key that is written again and again with a time to live so has one entry, not one a write.
-    Only keys that get an entry are looked at: reading what any put replaces would cost too much.
+    So a key that is written again and again with a time to live has one entry, not one per write.
+    Only keys that get an entry are checked: reading every replaced record would cost too much.
     """
     added = [entry for entry, value in entries.items() if value is not None]
     keys = set(map(record_layout.key_of_entry, added))
-    if len(keys) < len(added):  # some were written twice in the group
+    if len(keys) < len(added):  # the group writes some keys twice
         last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
         needed = set(record_layout.expiry_keys_of([k for k, _ in last], _heads(r for _, r in last)))
         written = {key for key, _ in last}
@@ -61,8 +60,8 @@ def drop_replaced_entries(
 
 
 def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes]:
-    """Return the entries of the expiry index that stored records have. The read transaction has to
-    give buffers: a record may be large, and only its head is looked at.
+    """Return the expiry-index entries of stored records. The read transaction must use buffers: a
+    record may be large, and only its header is read.
     """
     with before.cursor() as cursor:
         found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
@@ -75,8 +74,8 @@ def _heads(rows: Iterable[bytes | memoryview]) -> list[bytes]:
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
-    """Apply the rows in key order. Those after the last key are appended, which fills pages: where
-    only some rows fit on one, LMDB else leaves a third of it or half empty.
+    """Apply the rows in key order. Rows after the last key are appended, which fills pages: without
+    that, LMDB leaves a third to a half of a page with few rows empty.
     """
     if not rows:
         return

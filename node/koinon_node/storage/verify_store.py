@@ -1,6 +1,7 @@
-"""``python -m koinon_node.storage.verify_store DIR`` reads a whole store; exit 0: no page is lost.
+"""``python -m koinon_node.storage.verify_store DIR`` reads a whole store; exit 0: no page is
+missing.
 
-Runs as a process of its own because a missing page ends it with a signal.
+Runs as a process of its own, since a missing page kills the process that reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from koinon_node.storage.environment import DATABASES
 
 
 def verify(directory: Path) -> int:
-    """Read every record of every database; return how many there are."""
+    """Read every record of every database; return their number."""
     env = lmdb.open(str(directory), max_dbs=len(DATABASES), readonly=True, lock=False)
     records = 0
     for name in DATABASES:

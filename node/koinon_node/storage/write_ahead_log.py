@@ -1,13 +1,13 @@
-"""The write-ahead log on the disk: segments that are appended to, synced, and used again.
+"""The write-ahead log on the disk: appends to segments, syncs them, and reuses them.
 
-    log/0, log/1, ...   segments of one size (core/formats/log_format.py has what is in them)
+    log/0, log/1, ...   segments of one size (core/formats/log_format.py has their format)
 
-Space is taken when a segment is made, so that appending neither grows a file nor fails for lack of
-room, and a sync of a segment that was used before writes no metadata. A segment is used again once
-the store has all of it.
+Space is allocated when a segment is created. So appending neither grows a file nor fails for lack
+of room, and a sync of a reused segment writes no metadata. A segment is reused once the store has
+taken over all of it.
 
-Writing and syncing run on a thread of their own, without the GIL. A failed write or sync is never
-tried again: what it was for is neither durable nor known not to be.
+Writes and syncs run on a thread of their own, without the GIL. A failed write or sync is never
+retried: afterwards its records may or may not be durable.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from koinon_proto.process.private_files import FILE_MODE
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 SEGMENTS_MAX = 8
-_SPARE_SEGMENTS = 2  # are kept for when much is written again
+_SPARE_SEGMENTS = 2  # kept beyond the one in use
 _CLOSE_S = 5.0
-_RETRY_S = 10.0  # after there was no room for a segment
+_RETRY_S = 10.0  # after a lack of room for a segment
 
 T = TypeVar("T")
 
@@ -46,30 +46,30 @@ class Segment:
 
     name: str
     descriptor: int
-    end: int = HEAD_BYTES  # where the next record goes
-    written: int = HEAD_BYTES  # the end of what is as durable as records are
-    told: int = HEAD_BYTES  # up to where the store was told to take it over
+    end: int = HEAD_BYTES  # the offset of the next record
+    written: int = HEAD_BYTES  # the end of the acknowledged records
+    handed_out: int = HEAD_BYTES  # the end of the records handed out by ``take_over``
     last: int = 0  # position of the last record; 0 while there is none
 
 
 class LogDisk(Protocol):
-    """Does a log's writing: one job after the other, beside the event loop."""
+    """Writes and syncs for a log: one job after another, beside the event loop."""
 
     def put(self, job: Callable[[], T], then: Callable[[T], None] | None = None) -> None:
-        """Queue a job; ``then`` is called with its result on the event loop."""
+        """Queue a job. ``then`` gets its result on the event loop."""
 
     def write(self, descriptor: int, data: bytes | bytearray, offset: int) -> None:
-        """Write all of it. Only in a job. Raises OSError."""
+        """Write all of the data. Only inside a job. Raises OSError."""
 
     def sync(self, descriptor: int) -> None:
-        """Make durable what was written to the file. Only in a job. Raises OSError."""
+        """Make the file's writes durable. Only inside a job. Raises OSError."""
 
     def close(self) -> bool:
-        """End, once all that was queued is done; return whether it is. One that hangs is left."""
+        """Run the queued jobs and end; return whether they are done. A hanging job is abandoned."""
 
 
 class LogThread:
-    """Does the jobs on a thread. After one that failed no other is done."""
+    """Runs the jobs on a thread. After a job has failed no other runs."""
 
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         """``on_failure`` is called on the event loop, once."""
@@ -103,11 +103,11 @@ class LogThread:
                 result = job()
                 if then is not None:
                     self._tell(then, result)
-        except Exception as error:  # whatever it is: nothing after it is durable
+        except Exception as error:  # any error: no later job is durable
             self._tell(self._on_failure, f"the write-ahead log failed: {error}")
 
     def _tell(self, call: Callable[[Any], None], argument: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(call, argument)
 
 
@@ -123,8 +123,8 @@ class WriteAheadLog:
         segment_bytes: int = SEGMENT_BYTES,
         segments_max: int = SEGMENTS_MAX,
     ) -> None:
-        """``sync_interval_s`` 0: each record is durable before it is told of; else what was written
-        is synced so often, and at once where that is asked for.
+        """``sync_interval_s`` 0: each record is synced before its callback; else written records
+        are synced at this interval, and urgent ones at once.
         """
         self._directory = directory / LOG
         self._life = life
@@ -132,29 +132,29 @@ class WriteAheadLog:
         self._segment_bytes = segment_bytes
         self._segments_max = segments_max
         self._position = 0  # of the last record
-        self._synced = 0  # and of the last that is durable
-        self._used: deque[Segment] = deque()  # hold what the store lacks; the last is appended to
+        self._synced = 0  # of the last durable record
+        self._used: deque[Segment] = deque()  # with records that the store lacks; the last is open
         self._free: list[Segment] = []
-        self._make_again_at = 0.0  # when another segment may be made: not while one is
-        self._files = 0  # made so far
+        self._make_again_at = 0.0  # the earliest time to create another segment
+        self._files = 0  # created so far, which names the next
         self._disk: LogDisk | None = None
-        self.on_progress: Callable[[], None] = lambda: None  # the disk has done some other job
+        self.on_progress: Callable[[], None] = lambda: None  # called when the disk did other work
         self._sync_due = False
 
-    # --- its files -------------------------------------------------------------------------
+    # --- files -----------------------------------------------------------------------------
 
     def open(self, disk: LogDisk) -> None:
-        """Take the segments that are there, of which the store has all by now.
+        """Open the existing segments for reuse: the store has taken over all of their records.
 
         Raises:
-            DataDirectoryError: the directory cannot be made or read.
+            DataDirectoryError: the directory cannot be created or read.
         """
         self._disk = disk
         try:
             for path in segment_paths(self._directory):
                 if path.stat().st_size == self._segment_bytes:
                     self._free.append(self._open_file(path))
-                    os.fsync(self._free[-1].descriptor)  # it may have been made just before an end
+                    os.fsync(self._free[-1].descriptor)  # it may be new and unsynced
                     self._files = max(self._files, int(path.name) + 1)
                 else:
                     path.unlink()
@@ -165,7 +165,7 @@ class WriteAheadLog:
             raise DataDirectoryError(path=str(self._directory), reason=str(error)) from error
 
     def close(self) -> None:
-        """Release the files, once all is written; if the disk hangs, leave them."""
+        """Close the files once all is written; leave them open if the disk hangs."""
         if self._disk is not None and self._disk.close():
             for segment in (*self._used, *self._free):
                 os.close(segment.descriptor)
@@ -174,7 +174,7 @@ class WriteAheadLog:
         return Segment(path.name, os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE))
 
     def _make_file(self) -> Segment | None:
-        """Make a segment; None if there is no room for one."""
+        """Create a segment; return None if there is no room for it."""
         path = self._directory / str(self._files)
         self._files += 1
         segment = self._open_file(path)
@@ -191,7 +191,7 @@ class WriteAheadLog:
         return segment
 
     def _make_ahead(self) -> None:
-        """Have a segment made before it is needed."""
+        """Create the next segment before it is needed."""
         loop = asyncio.get_running_loop()
         if self._free or len(self._used) >= self._segments_max or loop.time() < self._make_again_at:
             return
@@ -209,7 +209,7 @@ class WriteAheadLog:
     # --- appending -------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
-        """Return whether a record of which the body has this size can be appended now."""
+        """Return whether a record with a body of this size can be appended now."""
         needed = RECORD_HEAD_BYTES + size
         if needed > self._segment_bytes - HEAD_BYTES:
             return False
@@ -222,8 +222,8 @@ class WriteAheadLog:
     def append(
         self, tickets: Sequence[Writes], on_written: Callable[[int, int], None], *, urgent: bool
     ) -> None:
-        """Append a record; there has to be room. ``on_written`` is called on the loop with its
-        position and size once it is as durable as records are; with ``urgent``, durable.
+        """Append a record, for which there must be room. ``on_written`` gets its position and size
+        on the event loop once it is written (synced, without a sync interval or with ``urgent``).
         """
         disk = self._disk
         assert disk is not None
@@ -255,8 +255,8 @@ class WriteAheadLog:
         disk.put(write, written)
 
     def _sync(self) -> None:
-        """Make durable what was written since the last sync. (What is in segments before the last
-        is durable.)
+        """Sync the records written since the last sync. (Segments before the last one are
+        durable.)
         """
         disk, descriptor, position = self._disk, self._used[-1].descriptor, self._position
         assert disk is not None
@@ -268,12 +268,12 @@ class WriteAheadLog:
         disk.put(lambda: disk.sync(descriptor), synced)
 
     def _next_segment(self, first_position: int) -> None:
-        """Begin the next segment, after all that is in this one is durable."""
+        """Open the next segment, after this one is durable."""
         disk = self._disk
         assert disk is not None
         before = self._used[-1].descriptor if self._used and self._sync_interval_s else None
         segment = self._free.pop()
-        segment.end = segment.written = segment.told = HEAD_BYTES
+        segment.end = segment.written = segment.handed_out = HEAD_BYTES
         segment.last = 0
         self._used.append(segment)
         descriptor = segment.descriptor
@@ -286,26 +286,28 @@ class WriteAheadLog:
 
         disk.put(begin, self._progress)
 
-    # --- what the store takes over ---------------------------------------------------------
+    # --- take-over -------------------------------------------------------------------------
 
     def take_over(self) -> list[Stretch]:
-        """Return where the written records are that the store was not told of yet."""
+        """Return the stretches of written records that were not returned before."""
         stretches = []
         for segment in self._used:
-            if segment.written > segment.told:
-                stretches.append((segment.name, segment.told, segment.written))
-                segment.told = segment.written
+            if segment.written > segment.handed_out:
+                stretches.append((segment.name, segment.handed_out, segment.written))
+                segment.handed_out = segment.written
         return stretches
 
     def release(self, position: int) -> None:
-        """The store has all up to this position: use again what holds nothing else."""
+        """Reuse the segments that hold only positions up to this one, which the store has taken
+        over.
+        """
         while len(self._used) > 1 and self._used[0].last <= position:
             self._free.append(self._used.popleft())
         if len(self._used) == 1 and len(self._free) > _SPARE_SEGMENTS:
             self._remove(self._free.pop())
 
     def _remove(self, segment: Segment) -> None:
-        """Give back the room of a segment that much writing has needed."""
+        """Delete a spare segment, to free its space."""
 
         def remove() -> None:
             os.close(segment.descriptor)

@@ -1,4 +1,4 @@
-"""The way from the event loop to what applies commit groups: the writer process."""
+"""The channel from the event loop to the writer process, which applies commit groups."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from koinon_proto.process.child_python import module_command
 _STOP_TIMEOUT_S = 30.0
 
 Answer = tuple[int, dict[int, str], int]
-"""(group number, {index of a ticket that found no room: reason}, used bytes)."""
+"""(group number, {index of a ticket that found no room: reason}, used bytes of the store)."""
 
 
 class WriterChannel(Protocol):
-    """The way to what applies groups, in order: a process, or a simulated store."""
+    """A channel to a party that applies groups in order: the process, or a simulated store."""
 
     async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
-        """Begin. Each group sent is answered once, in order, unless the channel is lost."""
+        """Start. Each sent group gets one answer, in order, unless the channel is lost."""
 
     def send(self, group: GroupFrame) -> None: ...
 
     async def close(self) -> bool:
-        """End, once all has been answered; return whether the other side ended clean."""
+        """End once all groups are answered; return whether the other side ended cleanly."""
 
     def kill(self) -> None:
-        """Have the other side end, whatever it does: it does not answer."""
+        """Kill the other side, since it does not answer."""
 
     async def settle(self) -> None:
-        """Wait until the store itself has all that was answered.
+        """Wait until the store itself has all groups that were answered.
 
         Raises:
-            UnavailableError: it has no room, or its disk does not answer.
+            UnavailableError: the store has no room, or its disk does not answer.
         """
 
 
 class StoreChannel(WriterChannel, Protocol):
-    """A channel behind which the store can also take over what a write-ahead log holds."""
+    """A channel whose store can also take over records of a write-ahead log."""
 
     def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
-        """Take over what the log of that life has in the stretches, up to the position. Answered
-        as a group is: (position, {0: why there is no room} or nothing, used bytes).
+        """Take over the records of this life in the stretches, up to the position. The answer has
+        the form of a group's: (position, {} or {0: the lack of room}, used bytes).
         """
 
 
 class ProcessChannel:
-    """A process of its own on the store's environment (writer_process.py)."""
+    """A channel to the writer process (writer_process.py) of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class ProcessChannel:
         """Start the process."""
         ours, theirs = socket.socketpair()
         lock = self._store.lock_descriptor
-        self._process = subprocess.Popen(  # noqa: ASYNC220  # at start, nothing is served yet
+        self._process = subprocess.Popen(  # noqa: ASYNC220  # blocks only the node's start
             module_command("koinon_node.storage.writer_process", str(theirs.fileno())),
             pass_fds=(theirs.fileno(), lock),
             stdin=subprocess.DEVNULL,
@@ -99,14 +99,14 @@ class ProcessChannel:
         self._transport.writelines((head, body, *large))
 
     async def settle(self) -> None:
-        """Return at once: what this channel has answered is in the store."""
+        """Return at once: this channel answers after the store has the group."""
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
 
     async def close(self) -> bool:
-        """End the process; return whether it ended clean."""
+        """End the process; return whether it ended cleanly."""
         process, transport = self._process, self._transport
         if process is None or transport is None:
             return True
@@ -121,7 +121,7 @@ class ProcessChannel:
 
 
 class _AnswerProtocol(asyncio.Protocol):
-    """Cuts the stream into answers."""
+    """Splits the stream into answers."""
 
     def __init__(self, on_answer: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
         self._buffer = bytearray()

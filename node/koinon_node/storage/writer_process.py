@@ -1,10 +1,10 @@
-"""The writer process: applies groups of tickets to the store, one transaction a group.
+"""The writer process: applies groups of tickets to the store, one transaction per group.
 
-Started by writer.py as ``python -m koinon_node.storage.writer_process SOCKET_FD``, with its
+Started by writer_channel.py as ``python -m koinon_node.storage.writer_process SOCKET_FD``, with its
 settings as the first frame and the descriptor of the directory's lock inherited. Frames are
 ``u64 length || u64 length of large values || marshal || large values``; both ends are the same
-build of one node. What only merge steps need is imported when there is one: a node waits for this
-process when it starts.
+build. Modules for merge steps are imported only when they are needed, since a node's start waits
+for this process.
 
 After the settings, a frame is (kind, content). The content of a GROUP is (group number, urgent,
 tickets). A ticket is (after, ties, writes): ``writes`` holds (database, keys, values), a value of
@@ -78,7 +78,7 @@ from koinon_proto.process.private_files import only_for_owner
 LENGTHS = struct.Struct(">QQ")
 GROUP, LOG_STRETCHES = 0, 1  # kinds of frames
 MERGES = 4
-"""In place of a database: merge steps."""
+"""The number that marks merge steps in the place of a database."""
 _PR_SET_PDEATHSIG = 1
 _key_of = operator.itemgetter(0)
 _MERGING = "koinon_node.storage.merge_executor"
@@ -89,7 +89,7 @@ _PROBE_BYTES_MIN = 1024 * 1024
 
 
 class WriterLoop:
-    """Reads groups, applies them, answers; syncs by interval if so configured."""
+    """Reads groups, applies them, answers; syncs by interval if configured so."""
 
     def __init__(self, connection: socket.socket, config: StoreConfig) -> None:
         self._connection = connection
@@ -102,11 +102,11 @@ class WriterLoop:
         self._sync_due: float | None = None
 
     def run(self) -> None:
-        """Work until the node closes its end.
+        """Apply frames until the node closes its end.
 
         Raises:
-            lmdb.Error: the disk failed. Where more is acknowledged than was synced, word of it is
-                left for the next start.
+            lmdb.Error: the disk failed. If unsynced writes were acknowledged, a note for the next
+                start is left.
         """
         try:
             self._run()
@@ -130,8 +130,8 @@ class WriterLoop:
         self.environment.close()
 
     def carry_out(self, kind: int, content: Any) -> tuple[int, dict[int, str], bool]:
-        """Return what the frame is answered with: the number of its group or position, and what
-        failed; and whether its effects are to be synced at once.
+        """Execute a frame. Return the number of its group or its position, the failures, and
+        whether to sync at once.
         """
         if kind == GROUP:
             number, urgent, tickets = content
@@ -168,9 +168,9 @@ class WriterLoop:
                 key for database, keys, _ in writes if database == PARTITIONS_DB for key in keys
             }
             if after and after <= self._failed_group:
-                reason = "a write that this one builds on found no room"
+                reason = "a write that this write depends on found no room"
             elif ties & CHAINED and not gaps.isdisjoint(metadata):
-                reason = "a write before this one in its partition found no room"
+                reason = "an earlier write of the partition found no room"
             else:
                 reason = self._commit([writes])
             if reason:
@@ -181,10 +181,10 @@ class WriterLoop:
         return failures
 
     def _take_over(self, life: int, position: int, stretches: list[Stretch]) -> dict[int, str]:
-        """Apply what the log has in these stretches, in one transaction if there is the room."""
+        """Apply the log's records in these stretches, in one transaction if there is room."""
         done_life, done = decode_state(self._read_meta(LOG_STATE))
         records = read_records(self._directory, life, stretches)
-        if done_life == life:  # some of it found room before
+        if done_life == life:  # a part was taken over before
             records = [record for record in records if record[0] > done]
 
         def put_rows(rows: Gathered, size: int) -> str:
@@ -194,7 +194,7 @@ class WriterLoop:
 
         last, reason = take_over(records, life, put_rows) if records else (done, "")
         if self._by_interval:
-            self._sync()  # before a segment is used again
+            self._sync()  # before the log reuses a segment
         if reason:
             return {0: reason}
         if last != position:
@@ -208,13 +208,13 @@ class WriterLoop:
             return bytes(txn.get(key) or b"").decode()
 
     def _commit(self, tickets: list[Writes]) -> str:
-        """Apply the tickets in one transaction; return why there was no room, or ''."""
+        """Apply the tickets in one transaction; return the reason if there was no room, else ''."""
 
         def apply(txn: lmdb.Transaction) -> None:
             merged = gathered()
             for database, keys, values in itertools.chain.from_iterable(tickets):
                 if database == MERGES:
-                    put(self.environment, txn, self._databases, merged)  # what comes before it
+                    put(self.environment, txn, self._databases, merged)  # the writes before it
                     self._merge(txn, keys)
                 else:
                     merged[database].update(zip(keys, values, strict=True))
@@ -223,8 +223,8 @@ class WriterLoop:
         return self._try(apply, lambda: _size_of(tickets))
 
     def _try(self, apply: Callable[[lmdb.Transaction], None], size: Callable[[], int]) -> str:
-        """Apply something in one transaction; return why there was no room, or ''. ``size`` says
-        about how many bytes it puts.
+        """Run ``apply`` in one transaction; return the reason if there was no room, else ''.
+        ``size`` returns roughly how many bytes it puts.
         """
         try:
             with self.environment.begin(write=True) as txn:
@@ -234,7 +234,7 @@ class WriterLoop:
         except lmdb.Error as error:
             if any(text in str(error) for text in _NO_ROOM):
                 return str(error)
-            # LMDB reports a short write, which a disk that fills up gives, as an I/O error.
+            # On a disk that fills up, a write is short, which LMDB reports as an I/O error.
             needed = 2 * size() + _PROBE_BYTES_MIN
             if _IO_ERROR in str(error) and self._disk_full(needed):
                 return f"the disk is full ({error})"
@@ -242,8 +242,8 @@ class WriterLoop:
         return ""
 
     def _merge(self, txn: lmdb.Transaction, steps: list[bytes]) -> None:
-        """Carry out merge steps. None at all: some are to come, and what they need is imported
-        meanwhile. (Arrow takes half a second and 40 MB; a node without bulk loads needs none.)
+        """Execute merge steps. An empty list only imports what they need, ahead of time. (Arrow
+        takes half a second and 40 MB; a node without bulk loads needs none.)
         """
         if not steps:
             threading.Thread(target=importlib.import_module, args=(_MERGING,), daemon=True).start()
@@ -258,10 +258,10 @@ class WriterLoop:
                 merge(txn, data, expiry, MergeStep.FromString(step), entries)
 
     def _disk_full(self, needed: int) -> bool:
-        """Return whether the data file could not grow by ``needed`` bytes, by trying it beside.
+        """Test with another file whether the data file could not grow by ``needed`` bytes.
 
-        Judging an I/O error so is safe: what failed was written before the transaction's meta page,
-        so all of it is given up, and whatever comes next writes its pages anew.
+        An I/O error may safely be judged so: the failed write came before the transaction's meta
+        page, so the whole transaction is dropped, and the next one writes its pages anew.
         """
         size = (self._directory / files.DATA).stat().st_size
         try:
@@ -278,7 +278,7 @@ class WriterLoop:
 
 
 def _size_of(tickets: list[Writes]) -> int:
-    """Return about how many bytes the tickets put."""
+    """Return roughly how many bytes the tickets put."""
     from koinon_proto.v1.replication_pb2 import MergeStep
 
     size = 0
@@ -291,7 +291,7 @@ def _size_of(tickets: list[Writes]) -> int:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the next frame; None at the end of the stream. Large values are views of memory."""
+    """Return the next frame; None at the end of the stream. Large values are memory views."""
     head = _receive_exactly(connection, LENGTHS.size)
     if head is None:
         return None
@@ -321,7 +321,7 @@ def main() -> None:
     """Run one writer until its node ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the terminal's; the node decides when to stop
+        signal.signal(number, signal.SIG_IGN)  # from a terminal; the node decides when to stop
     protect_streams()
     only_for_owner()
     keep_freed(KEPT_BYTES)

@@ -508,7 +508,7 @@ def test_missing_log_is_refused_and_not_taken_for_an_empty_one(tmp_path: Path) -
 
     use(config_of(tmp_path), test)
     shutil.rmtree(tmp_path / "data" / LOG)
-    with pytest.raises(DataDirectoryError, match=r"data/log.*holds what the store lacks"):
+    with pytest.raises(DataDirectoryError, match=r"data/log.*has rows that the store lacks"):
         Store(config_of(tmp_path))
 
 

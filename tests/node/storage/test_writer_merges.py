@@ -104,7 +104,7 @@ def test_merge_without_room_fails_alone_and_what_is_chained_to_it(
     ]
     failures, found = applied(tmp_path, tickets, {})
     assert sorted(failures) == [1, 3]
-    assert "before this one in its partition" in failures[3]
+    assert "an earlier write of the partition" in failures[3]
     assert found == {b"\0\0\0a": b"before", b"\0\0\0b": b"after"}
 
 

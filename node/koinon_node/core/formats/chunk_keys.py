@@ -1,10 +1,10 @@
-"""Keys and records of what bulk loads stage in a partition (v1/loads.proto).
+"""Keys and records of bulk loads' staged rows in a partition (v1/loads.proto).
 
     u64 load_id || u64 attempt || u32 number  ->  packed columns (contract/columns.py)
     u64 load_id || u64 0       || u32 0       ->  u8 state || key   how far the load is merged here
 
-This is the key as it follows ``u16 partition_id || u8 kind`` in a data key. No attempt is 0. Until
-a load is closed its mark stays, so that a primary that takes over knows what is done.
+These keys follow ``u16 partition_id || u8 kind`` in a data key. No attempt is 0. The mark stays
+until the load is closed, so that a new primary knows how far the merge is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UNDER_WAY = b"\x00"
 
 
 class ChunkName(NamedTuple):
-    """A staged chunk within its partition."""
+    """The name of a staged chunk within its partition."""
 
     load_id: int
     attempt: int
@@ -32,27 +32,27 @@ class ChunkName(NamedTuple):
 
 
 def chunk_key(load_id: int, attempt: int, number: int) -> bytes:
-    """Return what follows the kind in the data key of a chunk."""
+    """Return the key of a chunk, without the partition and kind of a data key."""
     return _NAME.pack(load_id, attempt, number)
 
 
 def load_key(load_id: int) -> bytes:
-    """Return what the keys of all that the load has staged begin with."""
+    """Return the common prefix of all keys that the load has staged."""
     return _LOAD.pack(load_id)
 
 
 def mark_key(load_id: int) -> bytes:
-    """Return the key of the load's mark; it is before those of its chunks."""
+    """Return the key of the load's mark, which sorts before the load's chunks."""
     return _NAME.pack(load_id, 0, 0)
 
 
 def chunk_name(key: bytes) -> ChunkName:
-    """Return the name in a chunk's key."""
+    """Decode a chunk's key."""
     return ChunkName(*_NAME.unpack(key))
 
 
 class Mark(NamedTuple):
-    """The progress of a merge: up to ``key``, or whole."""
+    """The progress of a merge in a partition: done up to ``key``, or ``merged`` completely."""
 
     merged: bool = False
     key: bytes = b""
@@ -71,7 +71,7 @@ def decode_mark(data: bytes) -> Mark:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows ``[start, end)`` of a chunk, whose keys ascend."""
+    """The rows ``[start, end)`` of a chunk, whose keys ascend."""
 
     columns: Columns
     start: int
@@ -83,7 +83,7 @@ class Slice:
 
     @property
     def bytes(self) -> int:
-        """The size of their keys and values."""
+        """The bytes of the rows' keys and values."""
         return sum(
             int(offsets[self.end] - offsets[self.start])
             for offsets in (self.columns.key_offsets, self.columns.value_offsets)
@@ -91,7 +91,7 @@ class Slice:
 
 
 def slice_of(chunk: Columns, after_key: bytes, until_key: bytes) -> Slice:
-    """Return the rows with a key in (after_key, until_key]; "" leaves that end open."""
+    """Return the rows with keys in (after_key, until_key]; b"" leaves that end open."""
     keys = _Keys(chunk)
     start = bisect.bisect_right(keys, after_key) if after_key else 0
     end = bisect.bisect_right(keys, until_key) if until_key else len(keys)
@@ -105,7 +105,7 @@ def key_at(chunk: Columns, row: int) -> bytes:
 
 
 class _Keys(Sequence[bytes]):
-    """A chunk's keys, for a binary search."""
+    """A chunk's keys as a sequence for binary search."""
 
     def __init__(self, chunk: Columns) -> None:
         self._chunk = chunk

@@ -1,22 +1,21 @@
 """The bytes of the write-ahead log: segments and records.
 
-A log is a chain of segments. Each begins with a head that says whose it is and which position its
-first record has; records follow one another without gaps, and one that does not fit begins the next
-segment:
+A log is a chain of segments. Each begins with a head, which has the log's life and the position of
+the first record. Records follow without gaps; a record that does not fit begins the next segment:
 
     head      magic, version, life, first position, size, CRC    (HEAD_BYTES, the rest is unused)
     record    magic, length, CRC, life, position, synced, body   (the CRC covers what follows it)
     body      for each write: database, count, kinds of lengths; then key lengths, value lengths,
               keys, values, one after the other
-    end       whatever a segment held before it was used again
+    end       leftover bytes of the segment's earlier use
 
-The *life* is a random number, another one whenever the store is opened. Everything of another life
-counts as nothing, so a segment that is used again need not be cleared; and no client can guess it,
-so none can write a value that passes for a record. *Positions* are dense within a life, from 1.
-*synced* is the last position that was durable when the record was made.
+The *life* is a random number, a new one at each opening of the store. Bytes of another life are
+ignored, so a reused segment need not be cleared; and no client can guess the life, so none can
+write a value that passes for a record. *Positions* are dense within a life, from 1. *synced* is the
+last position that was durable when the record was written.
 
-What of it counts after a crash is decided in log_recovery.py. Pure: the driver reads and
-writes (storage/write_ahead_log.py).
+log_recovery.py decides which records are valid after a crash. Pure: the driver reads and writes
+(storage/write_ahead_log.py).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from itertools import accumulate, pairwise
 
 from koinon_node.core.formats.writer_frames import Writes
 
-HEAD_BYTES = 4096  # a block: no record shares it
+HEAD_BYTES = 4096  # a whole block, so that no record shares it
 _VERSION = 1
 _HEAD = struct.Struct("<8sIQQQI")  # magic, version, life, first position, size, CRC of these
 _HEAD_MAGIC = b"koinlog\n"
@@ -43,7 +42,7 @@ RECORD_HEAD_BYTES = _RECORD.size
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a segment, which describes it."""
+    """The head of a segment."""
 
     life: int
     first_position: int
@@ -58,7 +57,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def decode_head(block: bytes | memoryview) -> Head | None:
-    """Return the head of a segment; None if there is no valid one."""
+    """Decode the head of a segment; return None if it is not valid."""
     if len(block) < HEAD_BYTES:
         return None
     magic, version, life, first, size, crc = _HEAD.unpack_from(block)
@@ -70,7 +69,7 @@ def decode_head(block: bytes | memoryview) -> Head | None:
 
 
 def encode_record(tickets: Sequence[Writes], life: int, position: int, synced: int) -> bytearray:
-    """Return the record of a commit group, given as what each of its tickets writes."""
+    """Encode the record of a commit group, given the writes of each of its tickets."""
     parts = [b""]
     for writes in tickets:
         for database, keys, values in writes:
@@ -89,7 +88,7 @@ def encode_record(tickets: Sequence[Writes], life: int, position: int, synced: i
 
 
 def decode_body(body: memoryview) -> Iterator[tuple[int, list[bytes], list[bytes | None]]]:
-    """Yield (database, keys, values) of a valid record, as ``encode_record`` was given them."""
+    """Yield (database, keys, values) of a valid record, as they were given to ``encode_record``."""
     at = 0
     data = bytes(body)
     while at < len(data):
@@ -118,8 +117,8 @@ def decode_body(body: memoryview) -> Iterator[tuple[int, list[bytes], list[bytes
 
 
 def record_at(segment: memoryview, offset: int, life: int) -> tuple[int, int, int] | None:
-    """Return (position, synced, where it ends) of the valid record of that life which begins at the
-    offset; None if there is none.
+    """Return (position, synced, end offset) of the valid record of this life at the offset, or
+    None.
     """
     if offset + _RECORD.size > len(segment):
         return None

@@ -1,10 +1,10 @@
-"""Finds the end of the write-ahead log after a crash: what was durable, and what is a torn tail.
+"""Finds the end of the write-ahead log after a crash: tells a torn tail from lost durable records.
 
-A log ends where no valid record of its life with the next position follows. What was written and
-never synced may be there in part, in any order of its blocks. So a bad record is the torn tail if
-nothing behind it shows that it was durable once. A later record that says so, or a later segment
-(which is begun only after all before it has been synced), shows that the disk has lost what it had
-acknowledged: ``CorruptLogError``. A torn tail is not cut: the next life counts it as nothing.
+A log ends where no valid record of its life with the next position follows. Of unsynced writes any
+blocks may be on the disk. So a bad record is a torn tail if nothing behind it shows that it was
+durable once. A later record with a higher ``synced``, or a later segment (which is begun only after
+a sync of all before it), shows that the disk has lost a write that it had acknowledged:
+``CorruptLogError``. A torn tail is not removed: the next life ignores it.
 
 Pure: the driver maps the segments (storage/log_files.py).
 """
@@ -24,7 +24,7 @@ from koinon_node.core.formats.log_format import (
 
 
 class CorruptLogError(Exception):
-    """The log lacks something that was durable. ``segment``: its place among those given."""
+    """The log lacks a record that was durable. ``segment``: the index among the given segments."""
 
     def __init__(self, segment: int, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -35,21 +35,21 @@ class CorruptLogError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A valid record, and where it stands."""
+    """A valid record and its place."""
 
-    segment: int  # its place among those given
+    segment: int  # the index among the given segments
     position: int
     body: memoryview
 
 
 def surviving_records(segments: Sequence[memoryview], life: int, after: int) -> Iterator[Found]:
-    """Yield the records of that life whose position is above ``after``, in order.
+    """Yield the records of this life above the position ``after``, in order.
 
-    ``segments``: whole, in the order of their first positions; at the end those without a valid
-    head, or of another life.
+    ``segments``: whole, in the order of their first positions; segments without a valid head, or of
+    another life, come last.
 
     Raises:
-        CorruptLogError: something is missing that was durable.
+        CorruptLogError: a record that was durable is missing.
     """
     wanted = after + 1
     rests: list[tuple[int, int]] = []  # (segment, where its valid records end)
@@ -78,12 +78,14 @@ def surviving_records(segments: Sequence[memoryview], life: int, after: int) -> 
 
 
 def _check_torn(segment: memoryview, number: int, offset: int, life: int, wanted: int) -> None:
-    """Check that nothing in the rest of the segment shows that position ``wanted`` was durable."""
+    """Raise CorruptLogError if the rest of the segment shows that position ``wanted`` was
+    durable.
+    """
     rest = bytes(segment[offset:])
     at = rest.find(RECORD_MAGIC)
     while at >= 0:
         found = record_at(segment, offset + at, life)
         if found is not None and found[0] > wanted and found[1] >= wanted:
-            reason = f"position {wanted} is bad, {found[0]} says that it was durable"
+            reason = f"position {wanted} is bad, but position {found[0]} shows that it was durable"
             raise CorruptLogError(number, offset, reason)
         at = rest.find(RECORD_MAGIC, at + 1)

@@ -1,5 +1,5 @@
-"""The layout of a record and of its entry in the expiry index (records.py describes all that is at
-rest). Plain Python: the process that stores rows needs this and no more.
+"""The layout of a record and of its entry in the expiry index (records.py describes all stored
+bytes). Plain Python, without NumPy: the writer process imports only this part.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ FLAGS_AT = 8
 _U64 = struct.Struct(">Q")
 _flags_of = operator.itemgetter(FLAGS_AT)
 key_of_entry = operator.itemgetter(slice(8, None))
-"""The data key of an entry of the expiry index."""
+"""Returns the data key in an entry of the expiry index."""
 
 
 def expiry_keys_of(keys: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
-    """Return the entries of the expiry index that the encoded records ask for: of records that
-    expire, and of tombstones.
+    """Return the expiry-index entries of these encoded records: of records that expire, and of
+    tombstones.
     """
     flags = set(map(_flags_of, rows))
     if not any(flag & FLAG_EXPIRES for flag in flags):

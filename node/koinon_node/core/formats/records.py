@@ -1,25 +1,25 @@
-"""The bytes at rest: keys, records, the expiry index and the metadata of partitions.
+"""The stored bytes: keys, records, the expiry index and the metadata of partitions.
 
 data:       u16 partition_id || u8 kind || key
                                          ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
             kind 0: a user's record under its key
-            kind 1: what is staged for a bulk load (core/formats/chunk_keys.py has key and value)
+            kind 1: a chunk or mark of a bulk load (core/formats/chunk_keys.py has key and value)
 expiry:     u64 expiry_ms || data key     ->  (nothing)
-            One for each record that expires. Some fit no record: a write that does not expire
-            itself leaves the entry of what it replaces, until that is due.
+            One for each record that expires. Some entries are stale: a write without an expiry
+            leaves the entry of the record that it replaces, until that entry is due.
 partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
                                               || u64 unchanged_from
             u16 partition_id || 0x01      ->  u8 2 || u64 complete_through || u64 purge_floor
                                               || u8 state (CopyState, copies.py)
             u16 partition_id || 0x02      ->  (nothing): its data is being deleted
 
-A tombstone carries when it may be purged as its expiry, so that one index serves both.
+The expiry of a tombstone is the time from which it may be purged, so one index serves both.
 
-What replicates, moves, drops and compares copies knows no kinds: to it, all that follows the
-partition_id is the key. Only who serves clients does.
+Only the code that serves clients knows kinds. The code that replicates, moves, drops and compares
+copies treats all bytes behind the partition_id as the key.
 
-All numbers are big-endian, so that LMDB's byte order is theirs. What hot paths do to whole columns
-is done in C-level calls, never row by row.
+All numbers are big-endian, so that LMDB's byte order is their order. Hot paths process whole
+columns by C-level calls, never row by row.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ STAGED = 1
 KEY_AT = 3
 """The index in a data key at which the user's key begins."""
 REST_BYTES_MAX = MAX_KEY_BYTES + 1
-"""Of what follows the partition_id in a data key."""
+"""The most bytes of a data key behind its partition_id."""
 METADATA_VERSION = 1
 PROGRESS_VERSION = 2
 NO_SEQUENCE = 2**64 - 1
-"""Above all sequences."""
+"""Greater than every sequence."""
 EPOCH_HISTORY_MAX = 128
-"""Entries kept of a partition's epoch history; a replica older than those takes a snapshot."""
+"""The most entries of a partition's epoch history; a replica older than them takes a snapshot."""
 
 U64Array = npt.NDArray[np.uint64]
 U32Array = npt.NDArray[np.uint32]
@@ -84,18 +84,18 @@ _PROGRESS_ROW = np.dtype(
 
 
 def prefix_of(partition_id: int) -> bytes:
-    """Return what every data key of the partition begins with."""
+    """Return the prefix of all data keys of the partition."""
     return _U16.pack(partition_id)
 
 
 def head_of(partition_id: int, kind: int = USER) -> bytes:
-    """Return what every data key of that kind in the partition begins with."""
+    """Return the prefix of all data keys of this kind in the partition."""
     return _HEAD.pack(partition_id, kind)
 
 
 @lru_cache(maxsize=2)
 def heads(partition_count: int) -> list[bytes]:
-    """Return ``head_of`` of each partition, of users' records."""
+    """Return ``head_of`` for users' records of each partition."""
     return list(map(head_of, range(partition_count)))
 
 
@@ -123,7 +123,7 @@ def partitions_of_data_keys(keys: Sequence[bytes]) -> U32Array:
 
 
 class Record(NamedTuple):
-    """A decoded record. ``expires_at_ms`` is 0 where it never does."""
+    """A decoded record. ``expires_at_ms`` 0: never expires."""
 
     sequence: int
     flags: int
@@ -139,7 +139,7 @@ class Record(NamedTuple):
 
 
 def encode_record(sequence: int, value: bytes, expires_at_ms: int = 0) -> bytes:
-    """Return one record's bytes."""
+    """Encode a record."""
     if expires_at_ms:
         return _HEADER_WITH_EXPIRY.pack(sequence, FLAG_EXPIRES, expires_at_ms) + value
     return _HEADER.pack(sequence, 0) + value
@@ -151,14 +151,14 @@ def value_of(record: bytes) -> bytes:
 
 
 def put_bytes(encoded: Sequence[bytes]) -> int:
-    """Return the bytes of the records that are no tombstones ("" is no record)."""
+    """Return the bytes of the records that are no tombstones; b"" means no record."""
     return sum(len(r) for r in encoded if r and not r[FLAGS_AT] & FLAG_TOMBSTONE)
 
 
 def encode_records(
     sequences: U64Array, values: Sequence[bytes], expires_at_ms: Sequence[int] | None
 ) -> list[bytes]:
-    """Return the records of whole columns; an expiry of 0 means never."""
+    """Encode columns of records; an expiry of 0 means never."""
     if expires_at_ms is not None:
         return list(map(encode_record, sequences.tolist(), values, expires_at_ms))
     headers = np.zeros((len(values), HEADER_BYTES), np.uint8)
@@ -168,7 +168,7 @@ def encode_records(
 
 
 def encode_tombstone(sequence: int, purge_at_ms: int) -> bytes:
-    """Return the record of a delete, which may be purged from ``purge_at_ms`` on."""
+    """Encode the tombstone of a delete, which may be purged from ``purge_at_ms`` on."""
     return _HEADER_WITH_EXPIRY.pack(sequence, FLAG_TOMBSTONE | FLAG_EXPIRES, purge_at_ms)
 
 
@@ -178,10 +178,10 @@ def sequences_of(rows: Sequence[bytes]) -> U64Array:
 
 
 def decode_record(record: bytes) -> Record:
-    """Return the record.
+    """Decode a record.
 
     Raises:
-        UnsupportedVersionError: it carries flags that this build does not know.
+        UnsupportedVersionError: the record has flags that this build does not know.
     """
     sequence, flags = _HEADER.unpack_from(record)
     if flags & ~KNOWN_FLAGS:
@@ -196,23 +196,25 @@ def decode_record(record: bytes) -> Record:
 
 
 class EpochStart(NamedTuple):
-    """``primary_epoch`` began here after ``previous_sequence`` (0: nothing was there)."""
+    """The start of a primary epoch: ``previous_sequence`` is the last sequence before it (0:
+    none).
+    """
 
     primary_epoch: int
     previous_sequence: int
 
 
 _epoch_start = partial(tuple.__new__, EpochStart)
-"""Makes one of a pair, without a call of Python's: a start reads up to 128 of each partition."""
+"""Builds an EpochStart from a pair in C: a node's start reads up to 128 of each partition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionEpochs:
-    """The highest primary epoch that this store has seen of a partition, and how it came there.
+    """The highest primary epoch that this store has seen of a partition, and the epoch history.
 
-    ``unchanged_from``: nothing is written in this lineage above this sequence, up to the beginning
-    of the last epoch in ``history``; above all sequences where that is not known. It is a fact of
-    that epoch: all copies that have it in their history may know it.
+    ``unchanged_from``: this lineage has no write from above this sequence to the beginning of the
+    last epoch in ``history``; NO_SEQUENCE if unknown. It is a fact of that epoch: every copy with
+    the epoch in its history may store it.
     """
 
     primary_epoch: int
@@ -222,8 +224,9 @@ class PartitionEpochs:
     def adopted(
         self, primary_epoch: int, previous_sequence: int, *, clean: bool
     ) -> PartitionEpochs:
-        """Return the metadata after ``primary_epoch`` was adopted. ``clean``: the copy held nothing
-        above ``previous_sequence``. Else the lineage has from now on what it held there.
+        """Return the metadata after the adoption of ``primary_epoch``. ``clean``: the copy held
+        nothing above ``previous_sequence``. Otherwise the records above it belong to the lineage
+        from now on.
         """
         history = (*self.history, EpochStart(primary_epoch, previous_sequence))
         return PartitionEpochs(
@@ -233,8 +236,8 @@ class PartitionEpochs:
         )
 
     def unchanged_before(self, complete_through: int) -> int:
-        """Return the lowest sequence that is known to say the same of the lineage as this one, at
-        which a copy with this history ends.
+        """Return the lowest sequence from which the lineage is known to be unchanged up to
+        ``complete_through``, where a copy with this history ends.
         """
         if self.history and complete_through == first_sequence(self.history[-1].primary_epoch):
             return min(complete_through, self.unchanged_from)
@@ -261,7 +264,7 @@ def encode_epochs(epochs: PartitionEpochs) -> bytes:
 
 
 def decode_epochs(data: bytes) -> PartitionEpochs:
-    """Return the metadata.
+    """Decode the epochs of a partition.
 
     Raises:
         UnsupportedVersionError: its encoding is one that this build does not know.
@@ -278,7 +281,7 @@ def decode_epochs(data: bytes) -> PartitionEpochs:
 
 
 def newest_epoch(data: bytes) -> int:
-    """Return the ``primary_epoch`` of encoded epochs, without their history.
+    """Decode only the ``primary_epoch`` of encoded epochs.
 
     Raises:
         UnsupportedVersionError: see ``decode_epochs``.
@@ -291,7 +294,7 @@ def newest_epoch(data: bytes) -> int:
 def encode_progress(
     complete_through: U64Array, purge_floor: U64Array, states: U8Array | int = 0
 ) -> list[bytes]:
-    """Return the progress entries of several partitions."""
+    """Encode the progress entries of several partitions."""
     rows = np.empty(len(complete_through), _PROGRESS_ROW)
     rows["version"] = PROGRESS_VERSION
     rows["complete_through"] = complete_through
@@ -301,7 +304,7 @@ def encode_progress(
 
 
 def encode_one_progress(complete_through: int, purge_floor: int) -> bytes:
-    """Return the progress entry of one partition whose copy is usable."""
+    """Encode the progress entry of one partition with a usable copy."""
     return _PROGRESS.pack(PROGRESS_VERSION, complete_through, purge_floor, 0)
 
 
@@ -313,7 +316,7 @@ def progress_keys(partition_ids: npt.NDArray[Any]) -> list[bytes]:
 
 
 def decode_progress(data: bytes) -> tuple[int, int, int]:
-    """Return (complete_through, purge_floor, state).
+    """Decode a progress entry into (complete_through, purge_floor, state).
 
     Raises:
         UnsupportedVersionError: its encoding is one that this build does not know.

@@ -1,7 +1,7 @@
-"""Commit groups as plain tuples: the form in which the log and the writer process get them.
+"""Commit groups as plain tuples, for the log and the writer process.
 
-Tuples need none of the modules that make them, so the writer process starts in a fraction of the
-time that a node takes.
+The writer process can read tuples without the modules that build groups, so it starts in a fraction
+of a node's start time.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
-"""(database, keys, values), a value of None deletes. They are applied in order."""
+"""(database, keys, values); a value of None deletes the key. Applied in order."""
 CHAINED, LOOSE, BULK = 1, 2, 4
-"""Bits of how a ticket is tied to others, see commit_group.Ticket."""
+"""Flags: how a ticket depends on others, see commit_group.Ticket."""
 TicketFrame = tuple[int, int, Writes]
 """(after, ties, writes)."""
 GroupFrame = tuple[int, bool, list[TicketFrame]]
 """(number, whether it is urgent, tickets)."""
 LARGE_BYTES = 16 * 1024
-"""A value that has as much or more goes to the writer process beside its group's frame."""
+"""Values of this size or more are sent to the writer process behind their group's frame."""
 
 
 def without_large(group: GroupFrame) -> tuple[GroupFrame, list[bytes]]:
-    """Return the group with the length of each large value in its place, and those values: who
-    sends them beside the group does not copy them.
+    """Return the group with each large value replaced by its length, and the large values: they can
+    be sent behind the frame without a copy.
     """
     number, urgent, tickets = group
     large: list[bytes] = []
@@ -45,7 +45,7 @@ def without_large(group: GroupFrame) -> tuple[GroupFrame, list[bytes]]:
 
 
 def put_large(group: GroupFrame, large: memoryview) -> None:
-    """Put the large values, one after the other, back into a group that came without them."""
+    """Put the large values back into a group that was sent without them."""
     at = 0
     for _, _, writes in group[2]:
         for _, _, values in writes:

@@ -1,15 +1,14 @@
-"""Decides which partitions this node leads, at which epochs, from table and host commands.
+"""Decides from the table and host commands which partitions this node leads, in which epochs.
 
 Invariants:
 - A partition is led only while the newest table row names this node as its primary, and only once
-  this process has durably adopted the row's ``primary_epoch`` and the replicas that it needs follow
-  (rule 4): the driver says when a partition is ready.
+  this process has durably adopted the row's ``primary_epoch`` and the required replicas follow
+  (rule 4). The driver reports when a partition is ready.
 - An epoch that this store had already seen when the process opened it is never adopted again: a
   new process always gets a new epoch by registering, and its counters must not repeat.
 - A fence or a new registration drops all primaries at once.
 
-Pure: the driver carries out the adoptions that are returned and reports back with ``on_adopted``,
-each on its own time.
+Pure: the driver carries out the returned adoptions and reports each by ``on_adopted``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ class HostCommand(NamedTuple):
 
 
 class Adoption(NamedTuple):
-    """Take the partition over in ``primary_epoch``, persisted first; then report it back."""
+    """A partition to take over in ``primary_epoch``: persist the epoch, take over, then report
+    back.
+    """
 
     partition_id: int
     primary_epoch: int
@@ -43,7 +44,9 @@ class Adoption(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPartitions:
-    """The partitions to serve, published whole. ``epochs[p]`` is 0 where p is not led here."""
+    """The partitions to serve, published as a whole. ``epochs[p]`` is 0 where this node does not
+    lead p.
+    """
 
     table: Table | None = None
     node_number: NodeNumber = NO_NODE
@@ -52,13 +55,13 @@ class ServedPartitions:
 
     @cached_property
     def led(self) -> bytes:
-        """One byte a partition: 1 where it is led here."""
+        """One byte per partition: 1 where this node leads it."""
         led: bytes = (self.epochs != 0).tobytes()
         return led
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
-        """This node's shares of the keyspaces that have limits of rows or bytes a second."""
+        """This node's shares of the keyspaces with a limit of rows or bytes per second."""
         return shares_of(self.table.keyspaces, self.epochs) if self.table is not None else ()
 
     @property
@@ -67,8 +70,8 @@ class ServedPartitions:
 
 
 class Assignment:
-    """The partitions that this node leads, or is taking over. ``seen``: the highest epochs in the
-    store when it was opened.
+    """The partitions that this node leads or is taking over. ``seen``: the highest epochs in the
+    store at the opening.
     """
 
     def __init__(self, node_id: NodeId, seen: Mapping[int, int]) -> None:
@@ -76,18 +79,18 @@ class Assignment:
         self._seen = dict(seen)
         self._node_epoch = 0
         self._table: Table | None = None
-        self._wanted: dict[int, int] = {}  # by the newest rows: partition -> epoch
-        self._adopting: dict[int, int] = {}  # partition -> epoch that is being made durable
-        self._adopted: dict[int, int] = {}  # partition -> epoch that is durable
+        self._wanted: dict[int, int] = {}  # partition -> epoch in the newest rows
+        self._adopting: dict[int, int] = {}  # partition -> epoch being made durable
+        self._adopted: dict[int, int] = {}  # partition -> durable epoch, ready to serve
         self._commands: dict[int, HostCommand] = {}  # by partition: not acknowledged yet
-        self._refused: list[Adoption] = []  # their epoch is below one in the store
+        self._refused: list[Adoption] = []  # epochs that are not above the store's
 
     @property
     def table(self) -> Table | None:
         return self._table
 
     def on_registered(self, node_epoch: int) -> None:
-        """A new epoch of this node began: what was led under the old one is led no more."""
+        """Begin a new epoch of this node: it leads nothing of the old one any more."""
         self.on_fenced()
         self._node_epoch = node_epoch
 
@@ -102,11 +105,11 @@ class Assignment:
         self._adopted.clear()
 
     def on_table(self, table: Table) -> tuple[Adoption, ...]:
-        """Take the newest table; return what has to be taken over before it can be led."""
+        """Apply the newest table; return the partitions to take over."""
         self._table = table
         me = table.by_id.get(self._node_id)
         if me is None or me.node_epoch != self._node_epoch or not self._node_epoch:
-            # The table is older than our registration (or newer than our fence).
+            # The table is older than this node's registration, or newer than its fence.
             self._wanted = {}
         else:
             self._wanted = {
@@ -126,14 +129,18 @@ class Assignment:
         return tuple(adoptions)
 
     def _forget_adoptions(self) -> None:
-        """Let takeovers that the rows ask for no more count as seen only; ignore later reports."""
+        """Drop takeovers that the rows no longer ask for: their epochs count as seen, and later
+        reports of them are ignored.
+        """
         gone = [p for p, epoch in self._adopting.items() if self._wanted.get(p) != epoch]
         for partition_id in gone:
             epoch = self._adopting.pop(partition_id)
             self._seen[partition_id] = max(epoch, self._seen.get(partition_id, 0))
 
     def on_adopted(self, adoptions: Iterable[Adoption]) -> None:
-        """Note that these may be led now. One that the rows have left meanwhile is ignored."""
+        """Note that these partitions are ready to be led, unless the rows have changed
+        meanwhile.
+        """
         assert self._table is not None
         for partition_id, epoch in adoptions:
             if self._adopting.get(partition_id) != epoch:
@@ -141,18 +148,18 @@ class Assignment:
             del self._adopting[partition_id]
             self._adopted[partition_id] = epoch
             row = self._table.rows[partition_id]
-            if row.status == PartitionStatus.ASSIGNED:  # told without waiting to be asked
+            if row.status == PartitionStatus.ASSIGNED:  # acknowledge before a command arrives
                 self.on_commands([HostCommand(partition_id, epoch, row.partition_epoch)])
 
     def on_commands(self, commands: Iterable[HostCommand]) -> None:
-        """Remember what the coordinator wants to be acknowledged."""
+        """Remember the commands that the coordinator wants acknowledged."""
         for command in commands:
             known = self._commands.get(command.partition_id)
             if known is None or known[1:] <= command[1:]:
                 self._commands[command.partition_id] = command
 
     def acknowledgements(self) -> tuple[HostCommand, ...]:
-        """Return the commands that have been carried out and were not yet acknowledged."""
+        """Return the commands that are carried out but not acknowledged yet."""
         return tuple(
             command
             for command in self._commands.values()
@@ -161,18 +168,20 @@ class Assignment:
         )
 
     def on_acknowledged(self, acknowledged: Iterable[HostCommand]) -> None:
-        """The coordinator has these; a newer command for the same partition stays."""
+        """Forget acknowledged commands; a newer command for the same partition stays."""
         for command in acknowledged:
             if self._commands.get(command.partition_id) == command:
                 del self._commands[command.partition_id]
 
     def take_refused(self) -> tuple[Adoption, ...]:
-        """Return (once) the rows that were refused because their epoch is not above the store's."""
+        """Return the rows refused since the last call because their epoch is not above the
+        store's.
+        """
         refused, self._refused = tuple(self._refused), []
         return refused
 
     def served(self) -> ServedPartitions:
-        """Return what may be served now."""
+        """Return the partitions that may be served now."""
         table = self._table
         if table is None:
             return ServedPartitions(node_epoch=self._node_epoch)

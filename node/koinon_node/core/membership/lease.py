@@ -1,5 +1,5 @@
-"""The lease: until when a node may serve; and what heartbeats show beside it: whether the event
-loop turns, and how far the wall clocks are apart.
+"""The lease, which limits until when a node may serve; a watchdog of the event loop; and the clock
+difference that heartbeats show.
 
 Invariant: a lease ends ``lease_s`` after the node *sent* the heartbeat that was acknowledged, on a
 clock that runs through suspend (CLOCK_BOOTTIME in the driver), so that it always ends before the
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from koinon_proto.process.running_time import RunningTime
 
 PATIENCE_LEASES = 3.0
-"""For so many leases the loop may give no sign: far longer than its longest piece of work."""
+"""The event loop may be silent for so many lease times: far longer than its longest step."""
 _STEP_S_MAX = 0.5
-"""Between two looks no more than this counts: a process that was paused finds its loop as it left
-it, and gives it time to answer."""
+"""Counted per call at most: after a pause of the process its event loop gets time to answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """Leave to serve as ``node_epoch`` until ``until_s``."""
+    """The right to serve as ``node_epoch`` until ``until_s``."""
 
     node_epoch: int
     until_s: float
@@ -30,8 +29,8 @@ class Lease:
         return now < self.until_s
 
     def renewed(self, node_epoch: int, sent_at: float, lease_s: float) -> Lease:
-        """Return the lease after a heartbeat sent at ``sent_at`` was acknowledged; never a shorter
-        one of the same epoch.
+        """Return the lease after the acknowledgement of a heartbeat sent at ``sent_at``. Within an
+        epoch a lease never gets shorter.
         """
         until_s = sent_at + lease_s
         if node_epoch == self.node_epoch:
@@ -40,11 +39,11 @@ class Lease:
 
 
 def heartbeat_timeout_s(lease_s: float, interval_s: float) -> float:
-    """Return for how long a heartbeat's answer is waited for: as long as leaves, after an interval
-    and this, a tenth of the lease to find another leader in.
+    """Return the timeout of a heartbeat's answer: it leaves, after an interval
+    and the timeout, a tenth of the lease to find another leader in.
 
-    A leader that is short of CPU answers late, and never hears of a heartbeat that was given up
-    before it came to it: to wait for less would lose leases, and the node would count as silent.
+    A leader short of CPU answers late, and never processes a heartbeat whose sender has given up:
+    with a shorter timeout leases would be lost, and the node would count as silent.
     """
     return max(lease_s / 3, 0.9 * lease_s - interval_s)
 
@@ -53,16 +52,16 @@ NO_LEASE = Lease(node_epoch=0, until_s=float("-inf"))
 
 
 class LoopWatchdog:
-    """Counts for how long the loop has answered nothing, in time in which this process ran."""
+    """Measures how long the event loop has not answered, in time during which this process ran."""
 
     def __init__(self, now: float) -> None:
         self._running = RunningTime(now, _STEP_S_MAX)
-        self._answers = 0  # that were known at the last look
-        self._answered_at = 0.0  # by the running time
+        self._answers = 0  # the count at the last call
+        self._answered_at = 0.0  # when the count grew last, in running time
 
     def silent_s(self, answers: int, now: float) -> float:
-        """Return for how many seconds the number of answers has not grown. To be asked several
-        times a second.
+        """Return the seconds since the number of answers last grew. To be called several times a
+        second.
         """
         ran_s = self._running.at(now)
         if answers != self._answers:
@@ -71,12 +70,12 @@ class LoopWatchdog:
 
 
 def clock_ahead_ms(leader_ms: float, now_ms: float, round_trip_ms: float) -> int:
-    """Return by how many milliseconds this node's wall clock is ahead of the leader's, at least;
-    negative: behind.
+    """Return the least number of milliseconds by which this node's wall clock is ahead of the
+    leader's; negative: behind.
 
-    The leader read its clock at some moment between the heartbeat's sending and its answer's
-    arrival, so the difference is known up to the length of that round trip. Only the part that is
-    sure is returned: a slow round trip makes it smaller, never larger, and sets off no alert.
+    The leader read its clock between the heartbeat's sending and the answer's arrival, so the
+    difference is known up to the round trip. The certain part of it is returned: a slow round trip
+    makes it smaller, never larger, and causes no alert.
 
     ``leader_ms`` is the leader's clock in its answer, ``now_ms`` this clock when the answer came.
     """
