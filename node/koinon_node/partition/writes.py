@@ -1,13 +1,13 @@
 """Writes rows to partitions that this node leads.
 
 Rules that hold here:
-- Nothing is acknowledged without a lease, checked before and again after (rule 10). A write that
-  became complete after the lease or the epoch ended is answered as unknown. One that was complete
-  before is acknowledged, though its partition may be another's by now.
-- A write is refused before it is sequenced where its partition has too few replicas.
+- No write is acknowledged without a lease, checked before and again after (rule 10). A write that
+  became complete after the lease or the epoch ended is answered with unknown fate. A write that was
+  complete before is acknowledged, even if another node leads the partition by then.
+- A write is refused before it gets a sequence if its partition has too few replicas.
 - An atomic batch (``commit``) is one ticket, which is never cut.
-- A put alone goes the shortest way (``begin_put``). Big batches go in steps with a chance for
-  others to run between them.
+- A single put takes a short path (``begin_put``). Large batches are written in steps, with yields
+  to the event loop between them.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ from koinon_proto.contract.table import MAX_BATCH_BYTES
 
 _ROW_OVERHEAD_BYTES = 48
 _LEASE_ENDED = "the node's lease ended before the answer"
-_HANDED_ON = "its partition was handed on before the answer"
+_HANDED_OVER = "its partition was handed over before the answer"
 
 
 class Writes:
-    """Writes and updates records of partitions that are led here. For the event loop only."""
+    """Writes and updates records of the partitions that this node leads. Belongs to the event
+    loop.
+    """
 
     def __init__(self, context: ServingContext) -> None:
         self._state = context.state
@@ -68,7 +70,7 @@ class Writes:
         self._clock = context.clock
 
     async def write(self, batch: WriteBatch) -> WriteAnswer:
-        """Write the rows; returns when what was applied is as durable as asked for."""
+        """Write the rows; return when the changes have the requested durability."""
         self._state.check_lease()
         if batch.is_one_put:
             return await self._write_one(batch)
@@ -114,11 +116,11 @@ class Writes:
         """Put one row and return its version.
 
         Raises:
-            KoinonError: as ``begin_put`` raises it, or tells it.
+            KoinonError: the errors of ``begin_put``, raised or passed to ``ended``.
         """
         view, version, effects, row_bytes = self._decide_put(put)
         ticket = self._replicator.submit(effects, row_bytes + _ROW_OVERHEAD_BYTES)
-        assert ticket is not None  # it writes a record
+        assert ticket is not None  # a put always writes a record
         all_in_sync = put.durability is Durability.ALL_IN_SYNC
         await self._replicator.finish(ticket, all_in_sync=all_in_sync)
         if (error := self._fate_of_put(view, put.partition_id, ticket)) is not None:
@@ -127,13 +129,12 @@ class Writes:
         return version
 
     def begin_put(self, put: LonePut, ended: Callable[[int | KoinonError], None]) -> None:
-        """Put one row, as a batch of one is written, in a fraction of the time: without a task.
-        ``ended`` is called on a later turn, with the row's version once that is as durable as asked
-        for, or with what became of it.
+        """Put one row without a task, in a fraction of the time of a batch. ``ended`` is called in
+        a later turn of the loop with the row's version, once it has the requested durability, or
+        with the error.
 
         Raises:
-            KoinonError: why ``write`` would refuse the batch, its partition or its row; nothing was
-                done.
+            KoinonError: the put was refused, and had no effect.
         """
         view, version, effects, row_bytes = self._decide_put(put)
 
@@ -152,8 +153,8 @@ class Writes:
     def _decide_put(
         self, put: LonePut
     ) -> tuple[ServedPartitions, int, write_decisions.Effects, int]:
-        """Return (what is served now, the row's version, the decision, the row's bytes). No step
-        makes an array where it could do without.
+        """Return (the view of served partitions, the row's version, the effects, the row's bytes).
+        The steps avoid arrays, for speed.
         """
         state, p = self._state, put.partition_id
         state.check_lease()
@@ -180,7 +181,7 @@ class Writes:
     def _refusal(
         self, view: ServedPartitions, partition_id: int, table_version: int
     ) -> KoinonError | None:
-        """Return why nothing may be written in the partition."""
+        """Return the reason why the partition takes no writes, or None."""
         state = self._state
         is_led = partition_id < len(view.led) and view.led[partition_id]
         if not is_led or (state.any_stopped and state.stopped[partition_id]):
@@ -192,7 +193,7 @@ class Writes:
     def _fate_of_put(
         self, view: ServedPartitions, partition_id: int, ticket: Ticket | None
     ) -> UnknownFateError | None:
-        """Return why a put that is complete is not acknowledged; None: it is."""
+        """Return the error if a complete put may not be acknowledged, or None."""
         if not self._state.serving():
             return UnknownFateError(reason=_LEASE_ENDED)
         if self._state.served.epochs is view.epochs:
@@ -201,14 +202,14 @@ class Writes:
         known = self._state.led_as(view, touched)
         if known.all() or self._led_when_complete(view, touched, ticket).all():
             return None
-        return UnknownFateError(reason=_HANDED_ON)
+        return UnknownFateError(reason=_HANDED_OVER)
 
     async def commit(self, batch: AtomicBatch) -> AtomicAnswer:
-        """Write all of the batch in one step, or nothing; returns when it is as durable as wanted.
+        """Write the batch atomically; return when it has the requested durability.
 
         Raises:
-            CheckFailedError, NotANumberError, NumberOverflowError: its own operations refuse it.
-            KoinonError: why ``write`` would refuse its partition, or a row.
+            CheckFailedError, NotANumberError, NumberOverflowError: an operation of the batch
+            failed. KoinonError: the partition or a row is refused, as by ``write``.
         """
         self._state.check_lease()
         view, p = self._state.served, batch.partition_id
@@ -236,7 +237,7 @@ class Writes:
     def _decide_batch(
         self, batch: AtomicBatch, view: ServedPartitions, partition_ids: U32Array
     ) -> tuple[Decided, Ticket | None]:
-        """Decide on the batch and queue what it changes, without a pause in between."""
+        """Decide on the batch and queue its effects, without an await in between."""
         p, rows = batch.partition_id, len(batch.keys)
         if not self._state.still_serves(view, partition_ids):
             raise LeaseExpiredError(node_id=self._state.node_id)
@@ -256,10 +257,10 @@ class Writes:
         return decided, self._replicator.submit(decided.effects, size)
 
     def _size_of_batch(self, batch: AtomicBatch) -> int:
-        """Return the most bytes that the batch may write: each update may keep what is there.
+        """Return the most bytes that the batch may write: each update may keep the present value.
 
         Raises:
-            ResourceExhaustedError: more than one message to followers holds.
+            ResourceExhaustedError: they exceed one message to followers.
         """
         keys = list(dict.fromkeys(batch.keys))
         size = sum(self.lengths_now(keys, [batch.partition_id] * len(keys)))
@@ -279,11 +280,11 @@ class Writes:
         view: ServedPartitions,
         partition_ids: U32Array,
     ) -> None:
-        """Wait for what the batch writes, and for what its decision looked at.
+        """Wait for the batch's writes, and for the groups that its decision read.
 
         Raises:
-            UnknownFateError: it may have been written.
-            KoinonError: nothing of it was.
+            UnknownFateError: the batch may have been written.
+            KoinonError: nothing was written.
         """
         all_in_sync = batch.durability is Durability.ALL_IN_SYNC
         try:
@@ -293,15 +294,17 @@ class Writes:
                 raise UnknownFateError(reason=_LEASE_ENDED)
             led = self._state.still_leads(view, partition_ids)
             if not (led or self._led_when_complete(view, partition_ids, ticket).all()):
-                raise UnknownFateError(reason=_HANDED_ON)
+                raise UnknownFateError(reason=_HANDED_OVER)
         except UnknownFateError as error:
             if decided.version:
                 raise
-            reason = f"nothing of the batch was written; what it looked at: {error.reason}"
+            reason = (
+                f"nothing of the batch was written; an earlier write that it read: {error.reason}"
+            )
             raise UnavailableError(reason=reason) from error
 
     async def _write_one(self, batch: WriteBatch) -> WriteAnswer:
-        """As ``write``, of a batch that is one put."""
+        """Write a batch that is a single put, like ``write``."""
         p = batch.partition_ids.item()
         if (refusal := self._refusal(self._state.served, p, batch.table_version)) is not None:
             return WriteAnswer(versions=np.zeros(1, np.uint64), refusals={p: refusal})
@@ -318,8 +321,8 @@ class Writes:
     def _size_updates(
         self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray, answer: WriteAnswer
     ) -> np.ndarray:
-        """Add to ``sizes`` what updates look at and write, as far as that is known before they are
-        decided; return the rows that fit into the bound of a batch. The others are refused.
+        """Add to ``sizes`` the bytes that updates read and write, as far as they are known before
+        the decision. Return the rows that fit into the bound of a batch; the others are refused.
         """
         updated = [row for row in rows.tolist() if row in batch.updates]
         keys = [batch.keys[row] for row in updated]
@@ -327,7 +330,7 @@ class Writes:
         for row, length in zip(updated, lengths, strict=True):
             sizes[row] += batch.updates[row].size + length
         fits = np.cumsum(sizes[rows]) <= MAX_BATCH_BYTES
-        fits[0] = True  # so that it does some day
+        fits[0] = True  # so that every row is written at some time
         error = ResourceExhaustedError(
             resource="bytes of the records that a batch updates", limit=MAX_BATCH_BYTES
         )
@@ -335,8 +338,8 @@ class Writes:
         return rows[fits]
 
     def lengths_now(self, keys: Sequence[bytes], partition_ids: Sequence[int]) -> list[int]:
-        """Return the bytes of the record of each key, stored or pending, whichever is longer; 0
-        where there is none.
+        """Return the bytes of each key's record, stored or pending, whichever is longer; 0 for no
+        record.
         """
         data_keys = [records.head_of(p) + key for p, key in zip(partition_ids, keys, strict=True)]
         pending = (self._pending.find(key)[1] for key in data_keys)
@@ -353,10 +356,10 @@ class Writes:
     def _take_quota(
         self, view: ServedPartitions, partition_id: int, rows: int, size: int
     ) -> Quota | None:
-        """Spend what rows of one partition cost, and return their quota, if there is one.
+        """Count rows of one partition against their keyspace's quota; return the quota, if any.
 
         Raises:
-            QuotaExceededError: nothing is let in now.
+            QuotaExceededError: the quota is exhausted now.
         """
         quota = self._state.quota(view, partition_id)
         if quota is not None:
@@ -373,8 +376,8 @@ class Writes:
         view: ServedPartitions,
         answer: WriteAnswer,
     ) -> np.ndarray:
-        """Return the rows that the keyspace's quota lets in; the partitions of the others are
-        refused. ``sizes`` are those of keys and values.
+        """Return the rows that the keyspace's quota admits; refuse the partitions of the others.
+        ``sizes`` are the bytes of keys and values.
         """
         partition_ids = batch.partition_ids[rows]
         quota = self._state.quota(view, int(partition_ids[0]))
@@ -388,7 +391,7 @@ class Writes:
         return rows[~np.isin(partition_ids, list(refusals))]
 
     def _refuse_too_few(self, partition_ids: U32Array, answer: WriteAnswer) -> None:
-        """Refuse what has too few replicas for a write, partition by partition."""
+        """Refuse the partitions with too few replicas for a write."""
         few = self._state.too_few[partition_ids]
         if few.any():
             for partition_id in np.unique(partition_ids[few]).tolist():
@@ -402,7 +405,7 @@ class Writes:
         view: ServedPartitions,
         answer: WriteAnswer,
     ) -> list[tuple[np.ndarray, Ticket | None]]:
-        """Queue the rows step by step; room for all of them is set aside before the first."""
+        """Queue the rows step by step. Room for all of them is reserved before the first step."""
         count = len(batch.keys)
         tickets: list[tuple[np.ndarray, Ticket | None]] = []
         rows_left, size_left = len(rows), int(sizes[rows].sum())
@@ -430,7 +433,7 @@ class Writes:
         return tickets
 
     def _steps(self, rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-        """Cut the rows into steps bounded by rows and bytes."""
+        """Split the rows into steps bounded by rows and bytes."""
         if len(rows) <= self._limits.step_rows and sizes.sum() <= self._limits.step_bytes:
             return [rows]
         by_size = np.cumsum(sizes[rows]) // self._limits.step_bytes
@@ -446,7 +449,7 @@ class Writes:
         view: ServedPartitions,
         answer: WriteAnswer,
     ) -> Ticket | None:
-        """Decide on these rows and queue what they change, without a pause in between."""
+        """Decide on these rows and queue the effects, without an await in between."""
         if not self._state.still_serves(view, batch.partition_ids):
             raise LeaseExpiredError(node_id=self._state.node_id)
         if batch.load_id:
@@ -485,7 +488,7 @@ class Writes:
             answer.row_errors[int(rows[row])] = error
         for row, result in effects.results.items():
             answer.results[int(rows[row])] = result
-        if batch.updates:  # a record may have grown since its size was asked for
+        if batch.updates:  # a record may have grown since its size was read
             size = max(size, records.put_bytes(list(filter(None, effects.records.values()))))
         return self._replicator.submit(effects, size)
 
@@ -496,18 +499,18 @@ class Writes:
         view: ServedPartitions,
         answer: WriteAnswer,
     ) -> None:
-        """Wait for all; rows that failed get their error (all of the batch's raise it).
+        """Wait for all tickets. Failed rows get their error; if all rows failed it is raised.
 
-        What was written to a partition that this node has ceased to lead meanwhile is of unknown
-        fate, and only that: moves go on under batches that write many partitions. A step is judged
-        when it is complete itself: its partitions may be handed on while others are waited for.
-        Rows that wrote nothing (their condition did not hold, or there was nothing to delete) are
-        refused instead, as reads are.
+        Only writes to partitions that this node has ceased to lead meanwhile have an unknown fate:
+        partitions may move while a batch writes many of them. A step is judged when it is complete
+        itself: its partitions may be handed over while other steps are still under way. Rows that
+        wrote nothing (their condition did not hold, or there was nothing to delete) are refused
+        instead, like reads.
         """
         fates = [self._await_ticket(rows, ticket, batch, view) for rows, ticket in tickets]
         ended = [await fates[0]] if len(fates) == 1 else await asyncio.gather(*fates)
         whole: KoinonError | None = None
-        for failed, error in chain.from_iterable(self._told(*end, answer) for end in ended):
+        for failed, error in chain.from_iterable(self._errors_of(*end, answer) for end in ended):
             if len(failed) == len(batch.keys):
                 whole = error
                 continue
@@ -520,11 +523,11 @@ class Writes:
         if whole is not None:
             raise whole
 
-    def _told(
+    def _errors_of(
         self, rows: np.ndarray, error: KoinonError | None, answer: WriteAnswer
     ) -> list[tuple[np.ndarray, KoinonError]]:
-        """Return what to tell of these rows, which an error has met: not the same of all where it
-        leaves the fate of what was written unknown.
+        """Return the errors for these rows after an error: if the fate of written rows is unknown,
+        rows that wrote nothing get another error.
         """
         if error is None or not len(rows):
             return []
@@ -537,7 +540,7 @@ class Writes:
     async def _await_ticket(
         self, rows: np.ndarray, ticket: Ticket | None, batch: WriteBatch, view: ServedPartitions
     ) -> tuple[np.ndarray, KoinonError | None]:
-        """Wait for one step; return its rows that failed, and why."""
+        """Wait for one step; return its failed rows, and the error."""
         all_in_sync = batch.durability is Durability.ALL_IN_SYNC
         try:
             if ticket is not None:
@@ -549,14 +552,14 @@ class Writes:
             return rows[:0], None
         known = self._state.led_as(view, partition_ids)
         known |= self._led_when_complete(view, partition_ids, ticket)
-        return rows[~known], UnknownFateError(reason=_HANDED_ON)
+        return rows[~known], UnknownFateError(reason=_HANDED_OVER)
 
     def _led_when_complete(
         self, view: ServedPartitions, partition_ids: U32Array, ticket: Ticket | None
     ) -> BoolArray:
-        """Return which of the partitions were led, in the epochs of ``view`` and under the lease,
-        when what the ticket wrote there was complete. They may have been handed on before the
-        caller that waits had its turn, to a replica that was in sync then: it holds the write.
+        """Return a mask of the partitions that this node led, in the epochs of ``view`` and under
+        its lease, when the ticket's writes there became complete. A partition may have been handed
+        over before the waiting caller ran, to a replica that was in sync: it holds the write.
         """
         led: BoolArray = np.zeros(len(partition_ids), np.bool_)
         group = ticket.group if ticket is not None and not ticket.observed else None

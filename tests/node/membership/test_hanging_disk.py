@@ -124,7 +124,7 @@ async def test_own_work_behind_what_was_refused_is_told_to_try_again(bench: Benc
     with pytest.raises(UnavailableError):
         await queued
     bench.channel.release()
-    with pytest.raises(StorageFullError, match="builds on"):
+    with pytest.raises(StorageFullError, match="depends on"):
         await behind
 
 

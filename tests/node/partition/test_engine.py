@@ -56,7 +56,7 @@ async def test_put_whose_partition_is_lost_once_it_was_let_in_is_of_unknown_fate
         return refusal
 
     monkeypatch.setattr(Writes, "_refusal", then_lost)
-    with pytest.raises(UnknownFateError, match="handed on"):
+    with pytest.raises(UnknownFateError, match="handed over"):
         await bench.engine.writes.put(LonePut(b"k", b"v", 0))
 
 

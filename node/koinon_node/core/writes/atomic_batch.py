@@ -1,13 +1,13 @@
-"""A primary's decision over an atomic batch: all of it is written, in one step, or nothing.
+"""A primary's decision on an atomic batch: either all of its changes are written, or none.
 
-The keys lie in one partition. All checks are decided first, against what is there before the batch:
-what is pending and, below it, what is stored. Then the updates take place in their order, each upon
-what those before it have left. What comes of that gets one sequence, which is the version of each
-record that the batch writes, and goes into one ticket. A ticket is never cut: it is in one commit
-group, one record of the log, one transaction and one message to each follower, or nowhere.
+The keys lie in one partition. All checks are evaluated first, on the records before the batch: on
+pending records and, below them, on stored ones. Then the updates are evaluated in their order, each
+on the result of the ones before. All changes get one sequence, which is the version of each written
+record, and go into one ticket. A ticket is never split: it is in one commit group, one record of
+the log, one transaction and one message to each follower, or nowhere.
 
-A record that has expired counts as absent; its removal is sequenced before the batch, and is queued
-also where the batch is refused.
+An expired record counts as absent. Its removal is sequenced before the batch, and is queued even if
+the batch is refused.
 
 Pure.
 """
@@ -31,14 +31,14 @@ from koinon_proto.contract.table import MAX_BATCH_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Refuses the batch unless the record has this version; 0: unless there is none."""
+    """Refuses the batch unless the record has this version; 0: unless there is no record."""
 
     version: int
 
 
 class Joint(ABC):
-    """An operation on the records of several keys: its own, and those of the ``Part`` steps that
-    follow it, one for each further key. The same key may come more than once.
+    """An operation on the records of several keys: its own key, and the keys of the ``Part`` steps
+    that follow it. The same key may come more than once.
     """
 
     __slots__ = ()
@@ -46,35 +46,34 @@ class Joint(ABC):
     @property
     @abstractmethod
     def parts(self) -> int:
-        """The number of its ``Part`` steps."""
+        """The number of ``Part`` steps that follow it."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """The bytes, at most, that it writes beside those of the records that are there."""
+        """The most bytes that it writes beyond the bytes of the existing records."""
 
     @abstractmethod
     def decide_all(
         self, records: Sequence[Record | None], now_ms: int
     ) -> tuple[Result, Sequence[tuple[int, Changed]]]:
-        """Return its result, and the changes that it makes, in their order: each with the place of
-        its key among the keys.
+        """Return the result, and the changes in their order, each with the index of its key.
 
         Raises:
-            KoinonError: the records do not allow it; nothing is written.
+            KoinonError: the records do not allow the operation; nothing is written.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A further key of the ``Joint`` before it. It has no result of its own."""
+    """A further key of the ``Joint`` before it, without a result of its own."""
 
     @property
     def size(self) -> int:
         return 0
 
     def decide(self, record: Record | None, now_ms: int) -> Changed:
-        """Change nothing: the ``Joint`` decides."""
+        """Change nothing: the ``Joint`` decides for this key."""
         return Changed(Change.LEAVE, None)
 
 
@@ -83,21 +82,21 @@ Step = Check | Update | Joint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtomicSteps:
-    """The operations of a batch, as columns over them. All limits have been checked."""
+    """The operations of a batch as columns. All limits have been checked."""
 
     partition_id: int
     keys: Sequence[bytes]  # data keys, all of the partition
     steps: Sequence[Step]
     goes_on: bool = False
-    """An update that its record does not allow has its error as its result, and changes nothing;
-    the others take place. Otherwise it refuses the batch."""
+    """True: a failed update has its error as its result, and the other steps take effect. False: a
+    failed update refuses the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """``version`` is that of what the batch writes, 0 where it writes nothing; ``results`` has one
-    entry a step, None for checks. ``refusal``: why it writes nothing, as told once all that was
-    looked at is complete.
+    """A decision. ``version`` is the version of all written records, 0 if nothing is written;
+    ``results`` has one entry per step, None for checks. ``refusal``: the error if the batch is
+    refused; the client gets it once all groups that the decision read are complete.
     """
 
     effects: Effects
@@ -109,7 +108,8 @@ class Decided:
 def decide_batch(
     batch: AtomicSteps, primaries: Primaries, pending: PendingWrites, stored: Stored, now_ms: int
 ) -> Decided:
-    """Decide; the caller has a ticket with the effects join the open group, without a pause.
+    """Decide on a batch. The caller adds a ticket with the effects to the open group, without an
+    await in between.
 
     Raises:
         PartitionOfflineError: the partition's epoch has no sequence left; nothing was decided.
@@ -142,7 +142,7 @@ def decide_batch(
 def _failed_check(
     batch: AtomicSteps, before: Mapping[bytes, Record | None]
 ) -> CheckFailedError | None:
-    """Return what the first check that does not hold says."""
+    """Return the error of the first check that does not hold, or None."""
     for key, step in zip(batch.keys, batch.steps, strict=True):
         if isinstance(step, Check):
             record = before[key]
@@ -159,13 +159,12 @@ def _failed_check(
 def _update(
     batch: AtomicSteps, before: Mapping[bytes, Record | None], now_ms: int
 ) -> tuple[list[Result], dict[bytes, Record | None]]:
-    """Return the results of the steps, and what they leave of each key that they change; None:
-    nothing.
+    """Return the results of the steps, and the final record of each changed key; None: no record.
 
     Raises:
-        ResourceExhaustedError: the results are more than a message holds: a step of some bytes may
-            show a record of a megabyte, and the next one again.
-        KoinonError: an update is not allowed, and the batch does not go on.
+        ResourceExhaustedError: the results exceed a message: each of many short steps may return a
+            record of a megabyte.
+        KoinonError: an update failed, and ``goes_on`` is False.
     """
     after = dict(before)
     changed: dict[bytes, None] = {}  # in the order of their first change
@@ -190,10 +189,10 @@ def _update(
             results.append(error)
             continue
         results.append(result)
-        shown_bytes += _bytes_shown(result)
+        shown_bytes += _bytes_returned(result)
         if shown_bytes > MAX_BATCH_BYTES:
             raise ResourceExhaustedError(
-                resource="bytes of the records that a batch shows", limit=MAX_BATCH_BYTES
+                resource="bytes of the records that a batch returns", limit=MAX_BATCH_BYTES
             )
         for place, change in changes:
             if change.change is not Change.LEAVE:
@@ -201,18 +200,18 @@ def _update(
                 changed[touched[place]] = None
     left = {key: after[key] for key in changed}
     gone = (key for key, record in left.items() if record is None and before[key] is None)
-    for key in list(gone):  # was made and deleted by the batch itself
+    for key in list(gone):  # created and deleted by the batch itself
         del left[key]
     return results, left
 
 
 def record_of(change: Changed) -> Record | None:
-    """Return the record that a change leaves. It has no sequence before the batch is decided."""
+    """Return the record after a change. It has no sequence before the batch is decided."""
     if change.change is Change.DELETE:
         return None
     return Record(0, 0, change.expires_at_ms, change.value)
 
 
-def _bytes_shown(result: Result) -> int:
+def _bytes_returned(result: Result) -> int:
     value = result[1] if isinstance(result, tuple) else result
     return len(value) if isinstance(value, bytes) else 0

@@ -1,8 +1,8 @@
 """A commit group: tickets that become durable together and go to each follower as one message.
 
-All that is queued while a commit is under way makes the next group. It is this object from the
-first ticket to the last answer; its number names it only where it leaves this process: towards the
-writer's process, and on followers' streams.
+Tickets that are queued while a commit is under way make up the next group. A group is this object
+from its first ticket to its last answer. Only outside this process, in the writer process and on
+followers' streams, its number identifies it.
 
     OPEN ---------> SEALED ---------> OUT ---------------> DURABLE ---------> COMPLETE
           seal            hand over    |  the disk answers          held by all
@@ -14,40 +14,40 @@ them acknowledges it, then the disk answers (DURABLE: the put is in the store, a
 it there waits), then the other follower acknowledges it: COMPLETE, and the put is answered. (With
 ``durability="primary"`` it is answered when the group is DURABLE.)
 
-A group goes forward only (``NEXT``). What cuts it short, or its tickets:
+A group's state only moves forward (``NEXT``). Events that end a group or its tickets early:
 
-- No room in the queue or the store: the group never hears of it, since room is checked before
-  sequences are given (rule 8). Refused, typed.
-- A ticket builds on a refused one: it is refused on the spot. Its sequences are given, so that a
-  primary's ticket joins all the same, without what it would have stored.
-- Partitions are handed over while the group is QUEUED (rules 8 and 22): what it has for them, and
-  what was decided upon that, is refused: nothing of it is stored, here or elsewhere.
-- A ticket finds no room at the commit: the group is DURABLE without it and what builds on it
-  (nothing does on a loose one). Refused; but of unknown fate where a follower was sent it
-  (``spilled``), and then its partitions are handed over (rule 8).
-- The disk hangs (rule 22): the group stays OUT until it answers and goes on then. Who waits for a
-  partition that is handed over meanwhile ends at once: what is OUT as unknown, what is QUEUED
-  refused. Nothing of it is acknowledged.
-- A follower is gone, or late: the group is DURABLE and, after a moment, ``stuck``: from then on it
-  counts partition by partition, until that follower has left the set. So a write of a partition
-  that does without this follower is not held up by one in its group that does not.
-- A partition is another's to lead: followers are required no more, and the group is COMPLETE as far
-  as that goes; the engine sees that it leads no more, and answers unknown.
-- A partition is adopted anew: DURABLE groups forget what they have of it.
-- The writer's process ends: what is not DURABLE is LOST. All that waits ends as unknown; so does
-  the node.
+- There is no room in the queue or the store: the write is refused with a typed error and joins no
+  group, since room is checked before sequences are given (rule 8).
+- A ticket depends on a refused ticket: it is refused at once. Its sequences are given already, so a
+  primary's ticket still joins, without its writes.
+- Partitions are handed over while the group is QUEUED (rules 8 and 22): its tickets in these
+  partitions, and the tickets that depend on them, are refused. They are stored nowhere.
+- A ticket finds no room at the commit: the group is DURABLE without this ticket and those that
+  depend on it (none depends on a loose ticket). The write is refused; but if a follower was sent it
+  (``spilled``) its fate is unknown, and its partitions are handed over (rule 8).
+- The disk hangs (rule 22): the group stays OUT until the disk answers, and then continues. Waiters
+  for a partition that is handed over meanwhile end at once: writes that are OUT with unknown fate,
+  QUEUED ones refused. No write of it is acknowledged.
+- A follower is gone or late: the group is DURABLE and, after a moment, ``stuck``. From then on each
+  partition of the group counts by itself, until that follower has left the set. So a write of a
+  partition that does not need this follower does not wait for another partition that does.
+- Another node becomes primary of a partition: its followers are no longer required here, and the
+  group may become COMPLETE; the engine sees that it no longer leads, and answers "unknown fate".
+- A partition is adopted again: DURABLE groups forget their records and claims of it.
+- The writer process ends: groups that are not DURABLE are LOST. All waiters end with unknown fate,
+  and the node stops.
 
 Rules of order:
 - Groups are sealed, handed over and made durable in the order of their numbers, and completed in
   any order. (Those that write one partition complete in order all the same: a follower acknowledges
   in order.)
-- What is DURABLE is in the store, or lies over it (overlay.py) until that has taken over the
-  log that the group was handed over to: reads and conditions find it there, and what is not durable
-  they find in ``records``.
-- Tickets learn their fate after the group has taken its: first ``spilled`` and what is refused for
-  it, then answers.
+- Records of a DURABLE group are in the store or, until the store has taken over the log, in the
+  overlay (overlay.py). Reads and conditions find them there, and records that are not durable in
+  ``records``.
+- Tickets are answered after the group has changed its state: first ``spilled`` and the refusals
+  that follow from it, then answers.
 
-Pure: the driver makes the waiters; they are only ever ended here.
+Pure: the driver creates the waiters; only this module ends them.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class GroupState(Enum):
     """The states of a group's life."""
 
     OPEN = auto()  # tickets join
-    SEALED = auto()  # nothing joins; it waits for its turn at the disk
+    SEALED = auto()  # no ticket joins; waits for the disk
     OUT = auto()  # handed over to the disk, and sent to followers
-    DURABLE = auto()  # here, but for the tickets that failed
-    COMPLETE = auto()  # and on every replica that has to hold it
-    LOST = auto()  # its fate stays unknown
+    DURABLE = auto()  # durable here, except for failed tickets
+    COMPLETE = auto()  # durable on every required replica, too
+    LOST = auto()  # the fate stays unknown
 
-    __hash__ = object.__hash__  # an enum's own hashes the name, in Python, at each change of state
+    __hash__ = object.__hash__  # Enum hashes the name in Python, which is slow
 
 
 class GroupEvent(Enum):
-    """The events that take a group from state to state."""
+    """The events that change a group's state."""
 
     SEAL = auto()
     HAND_OVER = auto()
@@ -110,11 +110,11 @@ NEXT: Mapping[tuple[GroupState, GroupEvent], GroupState] = {
 }
 
 QUEUED = frozenset({GroupState.OPEN, GroupState.SEALED})
-"""Nothing of the group has left this process: its tickets can be refused."""
+"""The states in which no part of the group has left this process: tickets can still be refused."""
 
 
 class Waiter(Protocol):
-    """Waits for one end: an asyncio future without a result, or a callback."""
+    """Waits for one outcome: an asyncio future without a result, or a callback."""
 
     def done(self) -> bool: ...
 
@@ -125,43 +125,43 @@ class Waiter(Protocol):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Ticket:
-    """Writes that were queued in one piece: all of them are stored or none. Its decision does not
-    change; the fields below ``group`` do, until it is answered.
+    """Writes that are stored atomically. The fields of the decision do not change; ``group``,
+    ``failed`` and ``spilled`` change until the ticket is answered.
     """
 
-    durable: Waiter  # ends when it is durable here, or has failed
-    writes: Writes = ()  # what the disk gets; dropped when that has it
+    durable: Waiter  # ends when the ticket is durable here, or has failed
+    writes: Writes = ()  # for the disk; dropped once they are handed over
     after: int = 0
-    """The oldest group that its decision looked at; 0: none. It is refused if a ticket of that
-    group or a later one was."""
+    """The oldest group that its decision read; 0: none. The ticket is refused if a ticket of that
+    group or a later one was refused."""
     chained: bool = False
-    """It is refused if a ticket before it in its group was that wrote the metadata of a partition
-    which this one writes too; so nothing of a partition is stored on top of a gap."""
-    loose: bool = False  # nothing builds on it: nothing is refused where it finds no room
-    bulk: bool = False  # rows in key order, many of a partition: the log would save nothing
+    """The ticket is refused if an earlier ticket of its group was refused that writes metadata of
+    the same partition. So no write of a partition is stored above a gap."""
+    loose: bool = False  # no ticket depends on it
+    bulk: bool = False  # many rows of a partition in key order: the log would save nothing
     touched: U32Array = field(default_factory=lambda: _NO_PARTITIONS)  # partitions, each once
     sequenced: bool = False
-    """A primary's: what it writes counts against the bounds until its group is complete, followers
-    get it, and a client waits for it. The next four are of such tickets only."""
+    """True for a primary's writes: they count against the bounds until their group is complete,
+    followers get them, and clients wait for them. Only such tickets use the next four fields."""
     lasts: U64Array = field(default_factory=lambda: _NO_SEQUENCES)  # by ``touched``
     records: Mapping[bytes, bytes | None] = field(default_factory=dict)  # dropped with ``writes``
     observed: Mapping[CommitGroup, Collection[int]] = field(default_factory=dict)
-    """Groups that its decision looked at, with the partitions there: these are complete before it
-    is answered, since it tells of what they did."""
-    merge: bytes = b""  # the step (MergeStep, serialized), if it is one: of one partition
-    group: CommitGroup | None = None  # that it joined; None: refused on the spot
-    failed: KoinonError | None = None  # why nothing of it is stored here
-    spilled: bool = False  # it failed here, and a follower may have it
+    """Groups that its decision read, with the partitions in them. They must be complete before the
+    ticket is answered, since the answer reveals their writes."""
+    merge: bytes = b""  # a merge step of one partition (MergeStep, serialized); b"": none
+    group: CommitGroup | None = None  # the group that it joined; None: refused at once
+    failed: KoinonError | None = None  # why nothing of the ticket is stored here
+    spilled: bool = False  # failed here, but a follower may have stored it
 
     def touches(self, partitions: BoolArray) -> bool:
         return bool(len(self.touched)) and bool(partitions[self.touched].any())
 
     def end(self, error: KoinonError | None) -> None:
-        """Tell who waits for it, unless that was told before."""
+        """End the ticket's waiter, unless it has ended."""
         end(self.durable, error)
 
     def frame(self) -> TicketFrame:
-        """Return what the disk gets of it: of one that was refused, nothing to store."""
+        """Return the ticket as the disk gets it; a refused ticket has no writes."""
         if self.failed is not None:
             return 0, 0, ()
         ties = CHAINED * self.chained | LOOSE * self.loose | BULK * self.bulk
@@ -170,55 +170,56 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class CommitGroup:
-    """One group; see the module's docstring. ``PendingWrites`` takes it from state to state."""
+    """One group; see the module's docstring. Only ``PendingWrites`` changes its state."""
 
-    number: int  # rises by one a group; what followers and the writer's process call it
+    number: int  # one more for each group; its name for followers and the writer process
     state: GroupState = GroupState.OPEN
     tickets: list[Ticket] = field(default_factory=list)
-    """In the order of their decisions: of one key the last wins. None once they are answered."""
-    urgent: bool = False  # synced now, whatever the durability of records is
-    rows: int = 0  # of all tickets, and their bytes: what is queued and out counts
-    size: int = 0
-    held_rows: int = 0  # of these, those of sequenced tickets: they count until it is complete
+    """In the order of their decisions: the last write of a key wins. Empty once they are
+    answered."""
+    urgent: bool = False  # sync at once, whatever the durability of records is
+    rows: int = 0  # of all tickets; counts against the bounds until the group is durable
+    size: int = 0  # bytes, likewise
+    held_rows: int = 0  # of sequenced tickets; counts until the group is complete
     held_size: int = 0
     records: dict[bytes, bytes | None] = field(default_factory=dict)
-    """The record that sequenced tickets leave of each key, None where they leave none. Reads wait
-    for these records, conditions see them before they are in the store, and followers are sent
-    them."""
+    """By key: the record after the sequenced tickets, None for no record. Reads wait for these
+    records, conditions see them before they are in the store, and followers get them."""
     claims: set[bytes] = field(default_factory=set)
-    """Prefixes of the partitions in which it carries out merge steps: what it writes there the
-    store alone knows."""
-    removed: list[bytes] | None = None  # keys whose record is None, sorted; made when asked for
+    """Prefixes of the partitions in which the group executes merge steps: only the store knows the
+    rows that these write."""
+    removed: list[bytes] | None = None  # keys whose record is None, sorted; built on demand
     touched: U32Array = field(default_factory=lambda: _NO_PARTITIONS)
-    """Partitions of sequenced tickets, and their last sequences in ``lasts``: what followers have
-    to hold. Empty before it is handed over. A partition may be there more than once where none has
-    followers; then its last entry counts."""
+    """Partitions of sequenced tickets; ``lasts`` has their last sequences, which followers must
+    hold. Empty before the hand-over to the disk. Without followers a partition may appear more than
+    once; then its last entry counts."""
     lasts: U64Array = field(default_factory=lambda: _NO_SEQUENCES)
-    spilled: U32Array = field(default_factory=lambda: _NO_PARTITIONS)  # that followers were sent
-    sent_at: float = 0.0  # when it was handed over, and when it was durable here: monotonic s
-    committed_at: float = 0.0
-    stuck: bool = False  # DURABLE, and late: looked at in ticks only, partition by partition
+    # Partitions sent to followers.
+    spilled: U32Array = field(default_factory=lambda: _NO_PARTITIONS)
+    sent_at: float = 0.0  # time of the hand-over to the disk, monotonic seconds
+    committed_at: float = 0.0  # time at which it became durable here, monotonic seconds
+    stuck: bool = False  # DURABLE but late: checked only in ticks, partition by partition
     led_in: U64Array | None = None
-    """By partition, the epoch that this node led in under its lease when the group was complete;
-    None: it is not complete, or there was no lease."""
+    """By partition: the epoch in which this node led under its lease when the group became
+    complete; None: the group is not complete, or there was no lease."""
     led_early: dict[int, int] = field(default_factory=dict)
-    """The same of partitions whose part was complete before the rest: they may be handed on before
-    the group is complete."""
-    stored: Waiter | None = None  # ends when it is durable here (or has failed), if somebody waits
+    """The same for partitions that became complete before the whole group: they may be handed over
+    before the group is complete."""
+    stored: Waiter | None = None  # ends when the group is durable here or has failed
     waiting: list[tuple[U32Array, Waiter]] = field(default_factory=list)
-    """The partitions that some caller waits for, and what ends once they are complete."""
+    """Waiters with the partitions whose completion they wait for."""
 
-    def __hash__(self) -> int:  # the same in every run, as sets of groups are gone through
+    def __hash__(self) -> int:  # the same in every run, since sets of groups are iterated
         return self.number
 
     def take(self, event: GroupEvent) -> None:
-        """Change the state. An event that has no place in it is a defect: KeyError."""
+        """Change the state. An event that does not fit the state is a defect: KeyError."""
         self.state = NEXT[self.state, event]
 
     def sequences(self) -> tuple[U32Array, U64Array]:
-        """Return (partitions, last sequences) of its sequenced tickets, one after the other. Those
-        that were refused are among them: the gap that they leave would else stay open until the
-        next write.
+        """Return (partitions, last sequences) of its sequenced tickets, one after the other.
+        Refused tickets are included: else the gap that they leave would stay open until the next
+        write.
         """
         tickets = [ticket for ticket in self.tickets if ticket.sequenced and len(ticket.touched)]
         if not tickets:
@@ -229,7 +230,7 @@ class CommitGroup:
         return touched, np.concatenate([ticket.lasts for ticket in tickets])
 
     def merges(self) -> dict[int, bytes]:
-        """Return its merge steps by partition, but for those that were refused."""
+        """Return its merge steps by partition, without refused ones."""
         return {
             int(ticket.touched[0]): ticket.merge
             for ticket in self.tickets
@@ -237,12 +238,12 @@ class CommitGroup:
         }
 
     def frame(self) -> GroupFrame:
-        """Return what the disk gets."""
+        """Return the group as the disk gets it."""
         return self.number, self.urgent, [ticket.frame() for ticket in self.tickets]
 
     def answer(self) -> None:
-        """Tell who waits for its tickets, and for it to be durable here. The tickets are forgotten
-        with that: they have the groups that they looked at, those have their tickets, and so on.
+        """End the waiters of its tickets and of its durability. The tickets are dropped then, since
+        they refer to the groups that they read, those to their tickets, and so on.
         """
         tickets, self.tickets = self.tickets, []
         for ticket in tickets:
@@ -250,13 +251,13 @@ class CommitGroup:
         self.end_stored()
 
     def end_stored(self, error: KoinonError | None = None) -> None:
-        """Tell who waits for it to be durable here."""
+        """End the waiter for its durability here."""
         stored, self.stored = self.stored, None
         if stored is not None:
             end(stored, error)
 
     def end_waiting(self, error: KoinonError | None = None) -> None:
-        """Tell who waits for partitions to be complete."""
+        """End the waiters for complete partitions."""
         waiting, self.waiting = self.waiting, []
         for _, waiter in waiting:
             end(waiter, error)

@@ -1,4 +1,4 @@
-"""Updates of several records of one partition by one Redis command, decided in one step. Pure."""
+"""Atomic updates of several records of one partition by one Redis command. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NOTHING: Changes = ()
 
 @dataclass(frozen=True, slots=True)
 class PutAllIfAbsent(Joint):
-    """Write a value to each key, if none of them has a record. The result is whether that was
-    done.
+    """Write a value to each key if none of them has a record. The result is whether the values were
+    written.
     """
 
     puts: Sequence[Put]
@@ -40,9 +40,9 @@ class PutAllIfAbsent(Joint):
 
 @dataclass(frozen=True, slots=True)
 class Copy(Joint):
-    """Give the second key the value and the expiry of the first one's record, and delete that one
-    if it is to be ``moved``. The result is whether that was done; None: there is no such record.
-    Where the second key has a record, that is done only if it is to be ``replaced``.
+    """Copy the first key's value and expiry to the second key, and with ``moved`` delete the first
+    record. A record of the second key is overwritten only with ``replaced``. The result is whether
+    the copy was made, or None if the first key has no record.
     """
 
     moved: bool
@@ -73,14 +73,14 @@ _BITWISE: dict[str, Callable[[int, int], int]] = {"AND": and_, "OR": or_, "XOR":
 
 @dataclass(frozen=True, slots=True)
 class CombineBits(Joint):
-    """Write to the first key what the values of the others come to, bit by bit: AND, OR or XOR of
-    all, or NOT of the only one. A shorter value is filled up with zeros, and where all are empty
+    """Combine the values of the other keys bit by bit (AND, OR or XOR of all, NOT of the only one),
+    and write the result to the first key. Shorter values are padded with zeros. If all are empty
     the record is deleted. The result is the length.
     """
 
     operation: str
     sources: int
-    ttl_ms: int = 0  # 0: what it writes never expires
+    ttl_ms: int = 0  # of the written record; 0: never expires
 
     @property
     def parts(self) -> int:
@@ -93,8 +93,8 @@ class CombineBits(Joint):
     def decide_all(self, records: Sequence[Record | None], now_ms: int) -> tuple[Result, Changes]:
         values = [record.value if record is not None else b"" for record in records[1:]]
         length = max(map(len, values))
-        # One after the other, the shortest first, equal values once: many keys, or one many times,
-        # must not be held as numbers at once, and cost no more time than their bytes.
+        # One after the other, the shortest first, and equal values once: so few numbers are in
+        # memory at once, and the time is in proportion to the bytes.
         counts = sorted(Counter(values).items(), key=lambda pair: len(pair[0]))
         used = [value for value, count in counts if self.operation != "XOR" or count % 2]
         numbers = (int.from_bytes(value, "little") for value in used)

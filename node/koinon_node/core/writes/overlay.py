@@ -1,9 +1,9 @@
-"""The overlay: by key, what is durable in the write-ahead log and not in the store yet.
+"""The overlay: rows that are durable in the write-ahead log but not in the store yet, by key.
 
-It lies over the store: a read of a key looks here first. Writes are added in the order of the log,
-so of one key the last wins. It consists of layers. The newest takes what comes; when the store is
-to catch up with the log, that layer is closed and a new one begun; once the store has all of a
-layer, it is dropped whole.
+A read of a key checks the overlay before the store. Writes are added in the order of the log, so
+the last write of a key wins. The overlay consists of layers. New writes go to the newest layer.
+When the store should catch up with the log, that layer is closed and a new one begun; once the
+store has all of a layer, the layer is dropped.
 
     log       1 2 3 4 5 6 7 8 9
     store     ------|
@@ -26,19 +26,19 @@ _NOT_HERE: Any = object()
 
 
 class Layer:
-    """A stretch of the log."""
+    """The rows of one stretch of the log."""
 
     __slots__ = ("databases", "first", "last", "rows", "size")
 
     def __init__(self, first: int) -> None:
-        self.first = first  # positions in the log; ``last`` is below it while there are none
-        self.last = first - 1
-        self.rows = 0  # as they were written: a key that was written twice counts twice
+        self.first = first  # position of the first record in the log
+        self.last = first - 1  # position of the last one; below ``first``: the layer is empty
+        self.rows = 0  # written rows: a key that was written twice counts twice
         self.size = 0  # in the log, bytes
         self.databases: tuple[dict[bytes, bytes | None], ...] = tuple({} for _ in range(DATABASES))
 
     def forget(self, rows: int) -> bool:
-        """Forget up to so many rows; return whether there may be more."""
+        """Drop up to so many rows; return whether there are more."""
         for database in self.databases:
             while database and rows:
                 database.popitem()
@@ -47,7 +47,7 @@ class Layer:
 
 
 class Overlay:
-    """All layers. ``rows`` and ``size`` are those of all of them."""
+    """All layers. ``rows`` and ``size`` are their sums."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -59,12 +59,14 @@ class Overlay:
 
     @property
     def last(self) -> int:
-        """The position of the last write that was added; 0: none was."""
+        """The position of the last added write; 0: none was added."""
         return self._layers[-1].last
 
     @property
     def last_closed(self) -> int:
-        """The last position of the closed layers; that before the first one's if there is none."""
+        """The last position of the closed layers, or the position before the first layer if none is
+        closed.
+        """
         return self._layers[-1].first - 1
 
     @property
@@ -72,13 +74,13 @@ class Overlay:
         return self._layers[-1]
 
     def add(self, position: int, tickets: Iterable[Writes], size: int) -> None:
-        """Add what the record at this position writes; ``size`` is the record's."""
+        """Add the writes of the record at this position; ``size`` is the record's bytes."""
         layer = self._layers[-1]
         assert position == layer.last + 1, (position, layer.last)
         rows = 0
         for writes in tickets:
             for database, keys, values in writes:
-                if len(keys) == 1:  # of a put alone, in a fifth of the time
+                if len(keys) == 1:  # a single put takes a fifth of the time this way
                     layer.databases[database][keys[0]] = values[0]
                 else:
                     layer.databases[database].update(zip(keys, values, strict=True))
@@ -97,8 +99,8 @@ class Overlay:
         return closed
 
     def drop_through(self, position: int) -> list[Layer]:
-        """The store has all up to this position, the end of a closed layer: let go of that. Return
-        the layers that were let go.
+        """Drop the closed layers up to this position, the end of one: the store has them. Return
+        these layers.
         """
         dropped = []
         while len(self._layers) > 1 and self._layers[0].last <= position:
@@ -109,18 +111,20 @@ class Overlay:
         return dropped
 
     def holds(self, database: int, keys: Iterable[bytes]) -> bool:
-        """Return whether any of the keys is here."""
+        """Return whether any of the keys is in the overlay."""
         wanted = keys if isinstance(keys, Sequence) else list(keys)
         layers = tuple(self._layers)
         return any(not layer.databases[database].keys().isdisjoint(wanted) for layer in layers)
 
     def find(self, database: int, keys: Sequence[bytes]) -> Mapping[bytes, bytes | None]:
-        """Return what was written last of those keys that are here; None: the key was deleted."""
+        """Return the last write of each of these keys that is in the overlay; None: the key was
+        deleted.
+        """
         found: dict[bytes, bytes | None] = {}
-        for layer in tuple(self._layers):  # other threads read too
+        for layer in tuple(self._layers):  # a copy, since other threads read too
             rows = layer.databases[database]
             if rows and not rows.keys().isdisjoint(keys):
-                for key in keys:  # a thread may read a layer that is being forgotten
+                for key in keys:  # a thread may read a layer whose rows are being dropped
                     row = rows.get(key, _NOT_HERE)
                     if row is not _NOT_HERE:
                         found[key] = row

@@ -1,19 +1,20 @@
-"""The commit groups that are not complete: what reads wait for and conditions look at.
+"""The commit groups that are not complete: reads wait for them, and conditions see their records.
 
-A group is filled until it is sealed, is made durable here in order, and is complete when all
-replicas that have to hold it do (commit_group.py). A condition looks at what is not durable
-here and else at the store; a read does not see what is not complete. Within a group the last record
-of a key wins.
+Tickets join a group until it is sealed. Groups become durable here in order, and complete when all
+required replicas hold them (commit_group.py). A condition reads the records of groups that are not
+durable here, and below them the store; a read never returns a record that is not complete. Within a
+group the last record of a key wins.
 
-A group that merges what a bulk load staged in a partition *claims* it: what it writes there is
-known to the store alone. Until it is complete, reads of the partition wait for it, and nothing is
-decided upon what the partition holds; rows that are written without looking go on, in later groups.
+A group that merges staged rows of a bulk load in a partition *claims* the partition: only the store
+knows the rows that the group writes there. Until it is complete, reads of the partition wait for
+it, and no decision is based on the partition's records; unconditional writes continue in later
+groups.
 
-A record of None is a removal that leaves nothing in the store. A read sees it as it sees any other:
-by finding what the group leaves of the key, here nothing.
+A record of None is a removal that leaves nothing in the store. A read recognises it like any
+record: by finding the same in the store as the group has for the key, here nothing.
 
-Invariants: numbers are consecutive; what is not durable here is, oldest first, at most one group
-that is out (more, if the driver lets it), any number of sealed ones, and the open one.
+Invariants: numbers are consecutive. The groups that are not durable here are, oldest first, at most
+one that is out (more, if the driver allows it), any number of sealed ones, and the open one.
 """
 
 from __future__ import annotations
@@ -29,28 +30,29 @@ from koinon_proto.contract.errors import KoinonError, StorageFullError, UnknownF
 
 
 class PendingWrites:
-    """All groups that are not complete. Only here do groups change their states."""
+    """All groups that are not complete. Only this class changes their states."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id  # named in refusals
         self.open = CommitGroup(1)
-        self._ahead = deque((self.open,))  # not durable here, oldest first; the open one is last
-        # Durable here, and not complete: by number, oldest first.
+        # Groups not durable here, oldest first; the open one last.
+        self._ahead = deque((self.open,))
+        # Groups that are durable here but not complete: by number, oldest first.
         self._durable: dict[int, CommitGroup] = {}
-        self._claiming: list[CommitGroup] = []  # those that claim a partition, oldest first
-        # What counts against the bounds, see CommitGroup.rows: changed where groups change.
+        self._claiming: list[CommitGroup] = []  # groups that claim a partition, oldest first
+        # Sums over groups that count against the bounds, see CommitGroup.rows.
         self.rows = self.size = 0
-        self.lost = ""  # why nothing is answered any more
-        self._refused_group = 0  # the newest of which a ticket was refused while it was queued
+        self.lost = ""  # why no more answers will come; '': they will
+        self._refused_group = 0  # the newest group of which a queued ticket was refused
 
     # --- a group's life --------------------------------------------------------------------
 
     def join(self, ticket: Ticket, rows: int, size: int, *, urgent: bool) -> bool:
-        """Add the ticket to the open group. False: it is refused, since what it builds on was. Its
-        sequences are given, though, so that a primary's ticket is in the group all the same.
+        """Add the ticket to the open group. Return False if it is refused since it depends on a
+        refused ticket. A primary's ticket is in the group even then, since its sequences are given.
         """
         if refused := 0 < ticket.after <= self._refused_group:
-            ticket.failed = self._built_on_a_refused_one()
+            ticket.failed = self._dependent_error()
             ticket.end(ticket.failed)
             if not ticket.sequenced or not len(ticket.touched):
                 return False
@@ -85,15 +87,15 @@ class PendingWrites:
         return sealed
 
     def hand_over(self, now: float) -> CommitGroup:
-        """Return the oldest sealed group, whose way to the disk begins now."""
+        """Hand the oldest sealed group over to the disk, and return it."""
         group = next(group for group in self._ahead if group.state is GroupState.SEALED)
         group.take(GroupEvent.HAND_OVER)
         group.sent_at = now
         return group
 
     def made_durable(self, now: float) -> CommitGroup:
-        """The oldest group is durable here, but for tickets that failed: from now on the store says
-        what it left. Return it.
+        """Note that the oldest group is durable here, except for failed tickets, and return it.
+        From now on the store or the overlay has its records.
         """
         group = self._ahead[0]
         group.take(GroupEvent.MADE_DURABLE)
@@ -104,7 +106,7 @@ class PendingWrites:
         return group
 
     def complete(self, group: CommitGroup) -> None:
-        """All replicas that have to hold the group do; who waits for that is told."""
+        """Note that all required replicas hold the group; end the waiters for that."""
         group.take(GroupEvent.HELD_BY_ALL)
         del self._durable[group.number]
         if group in self._claiming:
@@ -114,7 +116,7 @@ class PendingWrites:
         group.end_waiting()
 
     def lose(self, reason: str) -> None:
-        """Tell all who wait for anything that nothing will be answered any more."""
+        """End all waiters with unknown fate: no more answers will come."""
         self.lost = reason
         for group in self._ahead:
             group.take(GroupEvent.WRITER_ENDED)
@@ -124,20 +126,20 @@ class PendingWrites:
         for group in self:
             group.end_waiting(UnknownFateError(reason=reason))
 
-    # --- what cuts it short ----------------------------------------------------------------
+    # --- early ends ------------------------------------------------------------------------
 
     def refuse_queued(self, partitions: BoolArray, error: KoinonError) -> None:
-        """Refuse what is queued, and not handed over yet, for any of these partitions, and what
-        was decided upon it. Nothing of that will be stored, here or elsewhere. A client's writes
-        end with the error; the node's own work as what builds on a refused ticket, and tries again.
-        They are told when their group is made durable.
+        """Refuse the tickets of these partitions that are queued and not handed over yet, and the
+        tickets that depend on them. They are stored nowhere. A client's writes get the error; the
+        node's own tickets get the error of a dependent ticket, and are retried. All are answered
+        when their group is durable.
         """
         for group in self._ahead:
             if group.state not in QUEUED:
                 continue
             for ticket in group.tickets:
                 if ticket.touches(partitions) or 0 < ticket.after <= self._refused_group:
-                    refusal = error if ticket.sequenced else self._built_on_a_refused_one()
+                    refusal = error if ticket.sequenced else self._dependent_error()
                     ticket.failed = ticket.failed or refusal
                     self._refused_group = max(self._refused_group, group.number)
             group.removed = None
@@ -147,8 +149,8 @@ class PendingWrites:
                     group.records.update(ticket.records)
 
     def give_up(self, partitions: BoolArray, error: KoinonError) -> None:
-        """End at once what waits for these partitions, since the disk does not answer: what was
-        handed over is of unknown fate, what is only queued is refused, and so are reads that wait.
+        """End all waiters for these partitions at once, since the disk does not answer: writes
+        handed over with unknown fate, queued writes and waiting reads with the error.
         """
         self.refuse_queued(partitions, error)
         for group in self._ahead:
@@ -162,45 +164,47 @@ class PendingWrites:
             group.end_stored(error)
 
     def forget(self, prefixes: Collection[bytes]) -> None:
-        """Drop what durable groups hold of these partitions: this node leads them anew."""
+        """Drop the records and claims of durable groups in these partitions, which this node adopts
+        again.
+        """
         for group in self._durable.values():
             group.records = {k: r for k, r in group.records.items() if k[:2] not in prefixes}
             group.removed = None
             group.claims.difference_update(prefixes)
 
-    def _built_on_a_refused_one(self) -> StorageFullError:
-        reason = "a write that this one builds on was refused"
+    def _dependent_error(self) -> StorageFullError:
+        reason = "a write that this write depends on was refused"
         return StorageFullError(node_id=self.node_id, reason=reason)
 
-    # --- what is under way -----------------------------------------------------------------
+    # --- groups under way ------------------------------------------------------------------
 
     @property
     def sealed(self) -> bool:
-        """Return whether a group waits for its turn at the disk."""
+        """Return whether a sealed group waits for the disk."""
         return len(self._ahead) > 1 and self._ahead[-2].state is GroupState.SEALED
 
     @property
     def idle(self) -> bool:
-        """Return whether nothing is queued or out."""
+        """Return whether no group is out and no ticket is queued."""
         return len(self._ahead) == 1 and not self.open.tickets
 
     def durable(self) -> list[CommitGroup]:
-        """Return the groups that are durable here and not complete, oldest first."""
+        """Return the groups that are durable here but not complete, oldest first."""
         return list(self._durable.values())
 
     def sent(self) -> Iterator[CommitGroup]:
-        """Return the groups of which followers may have to hold something, oldest first."""
+        """Return the groups that were sent to followers, oldest first."""
         return (group for group in self if len(group.touched))
 
     def is_queued(self, partitions: BoolArray) -> bool:
-        """Return whether a ticket that has ``touched`` any of these is not durable here yet."""
+        """Return whether a ticket of any of these partitions is not durable here yet."""
         return any(ticket.touches(partitions) for group in self._ahead for ticket in group.tickets)
 
     def __iter__(self) -> Iterator[CommitGroup]:
         yield from self._durable.values()
         yield from self._ahead
 
-    # --- what reads and conditions ask -----------------------------------------------------
+    # --- for reads and conditions ----------------------------------------------------------
 
     @property
     def claimed(self) -> bool:
@@ -215,8 +219,8 @@ class PendingWrites:
         return self.claiming({key[:2] for key in keys}) if self._claiming else []
 
     def overlapping(self, keys: Collection[bytes]) -> list[CommitGroup]:
-        """Return the groups that write one of ``keys``, newest first; those that claim its
-        partition are among them.
+        """Return the groups that write one of ``keys``, newest first, and the groups that claim the
+        partition of one.
         """
         return [
             *_overlapping(reversed(self._ahead), keys),
@@ -225,16 +229,16 @@ class PendingWrites:
         ]
 
     def incomplete(self, keys: Collection[bytes]) -> list[CommitGroup]:
-        """Return the groups that are in the store, not complete, and write one of ``keys``."""
+        """Return the groups that are in the store but not complete, and write one of ``keys``."""
         return _overlapping(reversed(self._durable.values()), keys) if self._durable else []
 
     def seen(
         self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]
     ) -> list[CommitGroup]:
-        """Return the groups, not complete, of which a read of ``keys`` from the store may have seen
-        something; ``rows`` are the (key, record) that it found. One that is being committed is in
-        the store a moment before its answer comes: it may have been seen where a key has what it
-        leaves there.
+        """Return the incomplete groups whose writes a read of ``keys`` from the store may have
+        seen; ``rows`` are the (key, record) pairs that it found. A group that is being committed is
+        in the store a moment before the disk's answer: it counts if a key has the group's record
+        there.
         """
         return [*self._seen(keys, rows), *self._claiming_keys(keys)]
 
@@ -247,12 +251,12 @@ class PendingWrites:
         more: bool,
         below: bytes = b"",
     ) -> list[CommitGroup]:
-        """As ``seen``, of a read of all data keys that begin with ``head`` and follow ``after``, up
-        to the last of ``rows`` if there are ``more``, else to the end. Where keys descend, of all
-        that begin with ``head`` from ``below`` down.
+        """Like ``seen``, for a scan of all data keys with the prefix ``head`` after ``after``, up
+        to the last of ``rows`` if there are ``more``, else to the end. A descending scan covers the
+        keys with this prefix from ``below`` down.
         """
         if more and not rows:
-            return []  # it looked at nothing
+            return []  # the scan read nothing
         keys = [key for key, _ in rows]
         first, last = max(head, after), keys[-1] if more else None
         if below:
@@ -288,8 +292,8 @@ class PendingWrites:
         return [*committing, *self.incomplete(keys)]
 
     def find(self, key: bytes) -> tuple[CommitGroup | None, bytes | None]:
-        """Return (group, record) of the newest write of ``key`` that is not durable here; None if
-        there is no such group.
+        """Return (group, record) of the newest write of ``key`` that is not durable here; (None,
+        None) if there is none.
         """
         for group in reversed(self._ahead):
             if key in group.records:

@@ -1,9 +1,10 @@
-"""The keys that were written last, of all partitions, led or followed: a ring of bounded size.
+"""The journal: the most recently written keys of all partitions, led or followed, in a bounded
+ring.
 
 It answers "which keys of this partition were written after this sequence?" without a scan, for a
-follower that was away for a moment and for the tail of a deposed primary. It only ever answers what
-it covers whole: what has been overwritten in the ring, or was there before this process, it does
-not. Keys are entered when their records are queued to be written, or before.
+follower that was away for a moment and for the tail of a deposed primary. It answers only if it has
+all of them: not if entries were overwritten in the ring, or are older than this process. Keys are
+entered before or when their records are queued.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ ROWS_MAX = 200_000
 
 
 class RecentWrites:
-    """A ring of the keys that were written last; of partition p whole above ``floors[p]``.
+    """A ring of the recently written keys. For partition p it is complete above ``floors[p]``: at
+    first the copy's ``complete_through``, or NO_SEQUENCE for a copy with a dirty tail
+    (``Copies.journal_floors``).
 
     At first a floor is what the copy is complete through; it is above all sequences where a copy
     has a dirty tail (``Copies.journal_floors``).
@@ -28,17 +31,17 @@ class RecentWrites:
     def __init__(self, floors: U64Array, rows_max: int = ROWS_MAX) -> None:
         self._floors = floors.copy()
         self._rows_max = rows_max
-        # Three columns by slot of the ring: an entry's partition, sequence and key. Slots that were
-        # never written take no memory yet.
+        # Three columns by slot of the ring: an entry's partition, sequence and key. Unused slots
+        # take no memory yet.
         self._partitions = np.zeros(rows_max, np.uint32)
         self._sequences = np.zeros(rows_max, np.uint64)
-        self._keys: list[bytes] = []  # of the slots before ``_used``
-        self._next = 0  # the slot that is overwritten next
-        self._used = 0  # slots before this one have been written; there is nothing in the others
+        self._keys: list[bytes] = []  # of the slots below ``_used``
+        self._next = 0  # the slot to be overwritten next
+        self._used = 0  # the slots below this one have entries
 
     def append(self, partition_ids: U32Array, sequences: U64Array, keys: Sequence[bytes]) -> None:
-        """Enter data keys that were written at these sequences."""
-        if len(keys) == 1:  # of a put alone: slices cost five times as much
+        """Enter data keys with the sequences of their writes."""
+        if len(keys) == 1:  # a single put: slices cost five times as much
             self._append_one(partition_ids.item(), sequences.item(), keys[0])
             return
         size = self._rows_max
@@ -74,8 +77,8 @@ class RecentWrites:
             np.maximum.at(self._floors, self._partitions[place][used], self._sequences[place][used])
 
     def since(self, partition_id: int, after: int) -> list[bytes] | None:
-        """Return the data keys of the partition that were written above ``after``, each once, in
-        order; None if some of them may not be known.
+        """Return the data keys of the partition written above ``after``, each once, sorted; None if
+        some of them may be unknown.
         """
         if after < int(self._floors[partition_id]):
             return None
@@ -87,8 +90,8 @@ class RecentWrites:
     def above(
         self, partition_ids: U32Array, sequences: U64Array
     ) -> tuple[set[bytes], frozenset[int]]:
-        """Return the data keys that were written in each of these partitions above its sequence;
-        and the partitions of which some may not be known.
+        """Return the data keys written in each of these partitions above its sequence, and the
+        partitions of which some keys may be unknown.
         """
         known = sequences >= self._floors[partition_ids]
         bounds = np.full(len(self._floors), NO_SEQUENCE, np.uint64)
@@ -99,8 +102,8 @@ class RecentWrites:
         return keys, frozenset(partition_ids[~known].tolist())
 
     def reset(self, partition_id: int, floor: int) -> None:
-        """The partition's content was replaced by other means: nothing up to ``floor`` is covered,
-        and nothing that was entered before counts.
+        """Drop the entries of a partition whose records were replaced by other means; it is covered
+        above ``floor`` from now on.
         """
         entries = self._partitions[: self._used]
         entries[entries == partition_id] = _NOBODY

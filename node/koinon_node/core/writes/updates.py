@@ -1,10 +1,10 @@
-"""Read-modify-write: what an update does to one record, a pure function of the record and the time.
+"""Read-modify-write updates of one record: pure functions of the record and the time.
 
-The primary decides in the order of sequences, over what is pending and what is stored, as it does
-on conditions (write_decisions.py). What follows from it are effects: backups, the log and the
-store get records, never updates. A record that has expired is None here.
+The primary evaluates updates in sequence order over pending and stored records, like conditions
+(write_decisions.py). Their results are effects: backups, the log and the store get records, never
+updates. An expired record is None here.
 
-Integers are as Redis has them: 64 bits with a sign, in decimal, without anything around them.
+Integers have Redis's format: signed, of 64 bits, in decimal, without spaces or leading zeros.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from koinon_proto.contract.errors import (
 INTEGER_MIN: Final = -(1 << 63)
 INTEGER_MAX: Final = (1 << 63) - 1
 NUMBER_BYTES_MAX: Final = 330
-"""Of what an increment writes: a number below ``_DECIMAL_END``, and its fraction."""
+"""The most bytes that an increment writes: a number below ``_DECIMAL_END``, and its fraction."""
 _INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 _DECIMAL_END = Decimal(10) ** 309  # beyond a double
@@ -46,11 +46,11 @@ class Change(Enum):
 
 
 Result = int | bytes | bool | tuple[bool, bytes | None] | KoinonError | None
-"""An error only among the results of a batch that goes on after one (atomic_batch.py)."""
+"""An error occurs only in a batch with ``goes_on`` (atomic_batch.py)."""
 
 
 class Decided(NamedTuple):
-    """An update's change with its answer; what a PUT writes."""
+    """An update's change and result, with the record that a PUT writes."""
 
     change: Change
     result: Result
@@ -63,31 +63,33 @@ class Update(Protocol):
 
     @property
     def size(self) -> int:
-        """The bytes, at most, that it writes beside those of the record's own value."""
+        """The most bytes that it writes beyond the record's present value."""
 
     def decide(self, record: Record | None, now_ms: int) -> Decided:
-        """Return what becomes of the live record.
+        """Decide on the live record.
 
         Raises:
-            KoinonError: the record does not allow it; nothing is written.
+            KoinonError: the record does not allow the update; nothing is written.
         """
 
 
 class ExpiryKind(Enum):
     NEVER = "never"
-    KEEP = "keep"  # the record's own; a new one's is that of AFTER, or never if there is no ``ms``
+    KEEP = "keep"  # the record's expiry stays; a new record expires after ``ms``, 0: never
     AT = "at"  # Unix time
-    AFTER = "after"  # the decision
+    AFTER = "after"  # ``ms`` after the decision
 
 
 class Expiry(NamedTuple):
-    """The expiry of the record that an update writes; AT, AFTER and KEEP use ``ms``."""
+    """The expiry of the record that an update writes. AT, AFTER and KEEP use ``ms``."""
 
     kind: ExpiryKind
     ms: int = 0
 
     def at_ms(self, record: Record | None, now_ms: int) -> int:
-        """Return the Unix time; 0: never. What is before all time is over in any case."""
+        """Return the expiry as Unix time in ms; 0: never. An expiry before 1970 becomes a past
+        time.
+        """
         if self.kind is ExpiryKind.AT:
             return max(1, self.ms)
         if self.kind is ExpiryKind.KEEP and record is not None:
@@ -102,15 +104,15 @@ KEEP = Expiry(ExpiryKind.KEEP)
 
 
 def expires_after(ttl_ms: int) -> Expiry:
-    """Return the expiry of what lives so long from the decision on; 0: for ever."""
+    """Return an expiry of so many ms after the decision; 0: never."""
     return Expiry(ExpiryKind.AFTER, ttl_ms) if ttl_ms else NEVER
 
 
 def parse_integer(text: bytes) -> int:
-    """Return the integer.
+    """Parse an integer.
 
     Raises:
-        NotANumberError: it is none, or beyond 64 bits.
+        NotANumberError: the text is no integer, or exceeds 64 bits.
     """
     if _INTEGER.fullmatch(text) is not None:
         number = int(text)
@@ -120,11 +122,11 @@ def parse_integer(text: bytes) -> int:
 
 
 def parse_decimal(text: bytes) -> Decimal:
-    """Return the number; it is finite.
+    """Parse a finite decimal number.
 
     Raises:
-        NotANumberError: it is none, or beyond the range of a double.
-        NumberOverflowError: it is infinite.
+        NotANumberError: the text is no number, or beyond the range of a double.
+        NumberOverflowError: the number is infinite.
     """
     if text.lstrip(b"+-").lower() in (b"inf", b"infinity"):
         raise NumberOverflowError(expected=A_NUMBER)
@@ -157,8 +159,8 @@ class Increment:
 
 @dataclass(frozen=True, slots=True)
 class IncrementDecimal:
-    """Add to a decimal number, exactly but for what is beyond 17 digits after the point; as
-    ``Increment`` otherwise. The result is the sum as it is written.
+    """Add to a decimal number, exact to 17 digits after the point. Expiries as with ``Increment``.
+    The result is the sum in its written form.
     """
 
     by: Decimal
@@ -203,9 +205,9 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Overwrite the value from ``offset`` on, with zeros up to there where it ends before; no
-    record counts as an empty one, and nothing is changed by an empty ``value``. The record's expiry
-    stays, as with ``Increment``. The result is the new length.
+    """Overwrite the value from ``offset`` on, padding a shorter value with zeros. No record counts
+    as an empty value; an empty ``value`` changes nothing. The record's expiry stays, as with
+    ``Increment``. The result is the new length.
     """
 
     offset: int
@@ -227,8 +229,8 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class SetBit:
-    """Set a bit of the value, or clear it, with zeros up to there where the value ends before. The
-    record's expiry stays, as with ``Increment``. The result is whether it was set.
+    """Set or clear a bit of the value, padding a shorter value with zeros. The record's expiry
+    stays, as with ``Increment``. The result is whether the bit was set before.
     """
 
     offset: int  # 0: the highest of the first byte
@@ -249,7 +251,7 @@ class SetBit:
 
 
 class Presence(Enum):
-    """The presence of a record that an update asks for."""
+    """A condition on the presence of a record."""
 
     ANY = "any"
     ABSENT = "absent"
@@ -257,8 +259,8 @@ class Presence(Enum):
 
 
 class RecordIf(NamedTuple):
-    """The record that an update asks for. With a ``value``, the record's is to be ``equal`` to it,
-    or is not to be: no record is equal to none.
+    """A condition on a record. With a ``value``, the record's value must (``equal``) or must not
+    equal it; an absent record equals no value.
     """
 
     presence: Presence = Presence.ANY
@@ -266,7 +268,7 @@ class RecordIf(NamedTuple):
     equal: bool = True
 
     def holds(self, record: Record | None) -> bool:
-        """Return whether it is this one."""
+        """Return whether the record meets the condition."""
         if self.value is not None:
             return (record is not None and record.value == self.value) is self.equal
         there = Presence.ABSENT if record is None else Presence.PRESENT
@@ -278,8 +280,8 @@ ANY_RECORD = RecordIf()
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Write a value if the record is the one that is asked for. The result is whether that was
-    done, and the value that was there before.
+    """Write a value if the record meets a condition. The result is whether it was written, and the
+    value before.
     """
 
     value: bytes
@@ -299,8 +301,8 @@ class Assign:
 
 
 class ExpireIf(Enum):
-    """The present expiry of the record that an ``Expire`` asks for. One that never expires counts
-    as later than all others.
+    """A condition of ``Expire`` on the record's present expiry. "Never" counts as later than any
+    time.
     """
 
     ANY = "any"
@@ -313,7 +315,7 @@ class ExpireIf(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Change when the record expires. The result is whether that was done."""
+    """Change the record's expiry. The result is whether it was changed."""
 
     expiry: Expiry
     only_if: ExpireIf = ExpireIf.ANY
@@ -341,7 +343,7 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class GetAndExpire:
-    """Change when the record expires; the result is its value, None if there is no record."""
+    """Change the record's expiry. The result is its value, None if there is no record."""
 
     expiry: Expiry
 
@@ -358,8 +360,8 @@ class GetAndExpire:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Change nothing; the result is the record, encoded as the store has it, None if there is none.
-    What the same batch has written has no sequence yet: 0.
+    """Change nothing. The result is the encoded record, None if there is none. A record that the
+    same batch has written has the sequence 0.
     """
 
     @property
@@ -375,7 +377,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a value, also where it is there already: the record has a new version. No result."""
+    """Write a value, even an equal one: the record gets a new version. There is no result."""
 
     value: bytes
     ttl_ms: int = 0  # 0: it never expires
@@ -391,7 +393,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete the record; the result is whether there was one."""
+    """Delete the record. The result is whether there was one."""
 
     @property
     def size(self) -> int:
@@ -404,7 +406,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class RemoveIf:
-    """Delete the record if it is the one that is asked for; the result is whether that was done."""
+    """Delete the record if it meets a condition. The result is whether it was deleted."""
 
     only_if: RecordIf
 
@@ -419,7 +421,7 @@ class RemoveIf:
 
 @dataclass(frozen=True, slots=True)
 class GetAndDelete:
-    """Delete the record; the result is its value, None if there was no record."""
+    """Delete the record. The result is its value, None if there was no record."""
 
     @property
     def size(self) -> int:
@@ -432,14 +434,14 @@ class GetAndDelete:
 
 
 def _kept(record: Record | None, ttl_ms: int, now_ms: int) -> int:
-    """Return when a record expires that keeps its expiry, or is made to live so long."""
+    """Return the expiry of an existing record, or of a new one that lives for ``ttl_ms``."""
     return Expiry(ExpiryKind.KEEP, ttl_ms).at_ms(record, now_ms)
 
 
 def _put_until(
     record: Record | None, value: bytes, expires_at_ms: int, now_ms: int, result: Result
 ) -> Decided:
-    """Put the value; one that would have expired already leaves no record."""
+    """Put the value; if the expiry has passed already, leave no record."""
     if not 0 < expires_at_ms <= now_ms:
         same = record is not None and record.value is value
         if same and record is not None and record.expires_at_ms == expires_at_ms:

@@ -1,14 +1,14 @@
-"""A primary's decisions over the partitions it leads: sequences, conditions, what is in flight.
+"""A primary's decisions on writes of the partitions that it leads: sequences and conditions.
 
 Invariants:
-- Sequences rise by one a write within a partition, from ``primary_epoch << 40`` + 1, and are never
-  given twice: a process adopts an epoch once, and a new process gets a new one. None is of another
-  epoch than the one that was adopted: where an epoch's are used up writes are refused. Long before
-  (``SPARE_SEQUENCES``) the partition goes on under a new epoch
+- Within a partition sequences rise by one per write, from ``primary_epoch << 40`` + 1, and are
+  never given twice: a process adopts an epoch once, and a new process gets a new epoch. Every
+  sequence belongs to the adopted epoch: once an epoch's sequences are used up, writes are refused.
+  Long before (``SPARE_SEQUENCES``) the partition continues under a new epoch
   (core/replication/in_sync_and_hand_over.py).
-- Conditions and updates (updates.py) are evaluated in sequence order over what is pending and,
-  below it, what is stored. What goes to the store are effects only.
-- A record that has expired counts as absent; its removal is sequenced before what replaces it.
+- Conditions and updates (updates.py) are evaluated in sequence order over pending records and,
+  below them, stored ones. Only effects go to the store.
+- An expired record counts as absent; its removal is sequenced before the record that replaces it.
 
 State is held in columns over all partitions, because a batch of 1,000 rows touches most of them.
 Pure: the driver brings stored records and the time, and carries the effects to the writer.
@@ -48,13 +48,13 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS
 
 SPARE_SEQUENCES = 1 << 36
-"""With fewer left a new epoch is asked for: for 19 hours at a million writes a second."""
+"""With fewer sequences left the primary asks for a new epoch: 19 hours at a million writes/s."""
 _COUNTER_MASK = (1 << SEQUENCE_COUNTER_BITS) - 1
 _NO_VERSIONS = np.zeros(0, np.uint64)
 _ALL_SEQUENCES = np.uint64(_COUNTER_MASK + 1)  # of an epoch
 
 Stored = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
-"""Reads stored records by data key; absent keys are left out."""
+"""Reads stored records by data key; keys without a record are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +68,15 @@ class WriteRows:
     expires_at_ms: Sequence[int] | None = None  # 0: never
     conditions: Mapping[int, int] = field(default_factory=dict)  # row -> version
     list_present: bool = False
-    """Rows that fail the condition that there is no record are listed, and get no error."""
+    """Rows that fail their condition "absent" are listed in ``present`` instead of getting
+    errors."""
     updates: Mapping[int, Update] = field(default_factory=dict)
-    """By row; such a row's entries in the other columns have no meaning."""
+    """Updates by row. The entries of such a row in the other columns are ignored."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Effects:
-    """The changes of a decision, and its answers once they are durable."""
+    """The changes of a decision, and the answers once these are durable."""
 
     versions: U64Array  # 0 for rows that wrote nothing
     records: dict[bytes, bytes | None] = field(default_factory=dict)  # None: removed
@@ -85,27 +86,27 @@ class Effects:
     present: list[int] = field(default_factory=list)  # as ``list_present`` says
     failed: dict[int, KoinonError] = field(default_factory=dict)  # conditions, and updates
     results: dict[int, Result] = field(default_factory=dict)  # of updates, by row
-    observed_group: int = 0  # the oldest that was looked at and is not durable here; 0: none
+    observed_group: int = 0  # the oldest group that was read and is not durable here; 0: none
     observed: dict[CommitGroup, set[int]] = field(default_factory=dict)
-    """Groups in flight that were looked at, with the partitions that they were for."""
+    """Groups in flight that were read, with the partitions of the rows that read them."""
 
 
 class Primaries:
-    """The write positions of all partitions. ``epochs[p]`` 0: never led by this process."""
+    """The write positions of all partitions. ``epochs[p]`` 0: this process has never led p."""
 
     def __init__(
         self, complete_through: U64Array, purge_floors: U64Array, tombstone_ms: int = 600_000
     ) -> None:
         self.epochs = np.zeros(len(complete_through), np.uint64)
         self.last_sequences = complete_through.copy()
-        self.purge_floors = purge_floors  # shared with what else is known of the copies
+        self.purge_floors = purge_floors  # the column of ``Copies``, shared
         self.replicated = np.zeros(len(complete_through), np.bool_)
         self.followed = np.zeros(len(complete_through), np.bool_)  # by a change feed
         self.tombstone_ms = tombstone_ms
 
     def progress(self, partition_ids: U32Array) -> tuple[list[bytes], list[bytes | None]]:
-        """Return the rows of metadata that say how far these are written, as keys and values."""
-        if len(partition_ids) == 1:  # of a put of one row; arrays would cost ten times as much
+        """Return the progress entries of these partitions' write positions, as keys and values."""
+        if len(partition_ids) == 1:  # a single put: arrays would cost ten times as much
             p = int(partition_ids[0])
             last, floor = int(self.last_sequences[p]), int(self.purge_floors[p])
             return [progress_key(p)], [encode_one_progress(last, floor)]
@@ -113,17 +114,17 @@ class Primaries:
         return progress_keys(partition_ids), list(encode_progress(lasts, floors))
 
     def keeps_tombstones(self, partition_id: int) -> bool:
-        """Return whether others have to hear of a delete in the partition: replicas, or feeds."""
+        """Return whether a delete in the partition needs a tombstone, for replicas or feeds."""
         return bool(self.replicated[partition_id] or self.followed[partition_id])
 
     def nearly_used_up(self, size: int) -> BoolArray:
-        """Return which of the first ``size`` partitions have few sequences left in their epoch."""
+        """Return a mask of the first ``size`` partitions: few sequences are left in their epoch."""
         counters = self.last_sequences[:size] & np.uint64(_COUNTER_MASK)
         few: BoolArray = counters > np.uint64(_COUNTER_MASK - SPARE_SEQUENCES)
         return few
 
     def adopt(self, partition_ids: U32Array, primary_epochs: U64Array) -> None:
-        """Lead each partition in its epoch; its counter starts anew."""
+        """Lead each partition in its epoch, with the epoch's first sequence."""
         p, starts = partition_ids, primary_epochs << np.uint64(SEQUENCE_COUNTER_BITS)
         if (primary_epochs <= self.epochs[p]).any():
             raise AssertionError(f"partitions {p}: one of {primary_epochs} adopted twice")
@@ -136,7 +137,7 @@ class Primaries:
         """Give each row its sequence, in row order within each partition.
 
         Raises:
-            PartitionOfflineError: a partition's epoch has not so many left; none was given.
+            PartitionOfflineError: a partition's epoch has too few sequences left; none was given.
         """
         rows = len(partition_ids)
         if rows == 1:
@@ -161,7 +162,7 @@ class Primaries:
         """Give one sequence.
 
         Raises:
-            PartitionOfflineError: the partition's epoch has none left.
+            PartitionOfflineError: the partition's epoch has no sequence left.
         """
         sequence = int(self.last_sequences[partition_id]) + 1
         if not sequence & _COUNTER_MASK:
@@ -179,8 +180,8 @@ def _used_up(partition_id: int) -> PartitionOfflineError:
 def decide_write(
     rows: WriteRows, primaries: Primaries, pending: PendingWrites, stored: Stored, now_ms: int
 ) -> Effects:
-    """Sequence the rows and return what they do; the caller has a ticket with that join the open
-    group, without a pause.
+    """Give the rows sequences and decide on them. The caller adds a ticket with the effects to the
+    open group, without an await in between.
     """
     if rows.deletes or rows.conditions or rows.updates:
         effects = Decision(rows, primaries, pending, stored, now_ms).run()
@@ -201,7 +202,7 @@ def decide_write(
 def decide_put(
     partition_id: int, data_key: bytes, value: bytes, expires_at_ms: int, primaries: Primaries
 ) -> tuple[int, Effects]:
-    """As ``decide_write``, of one row without conditions. Return its sequence as well."""
+    """Decide like ``decide_write`` on one unconditional row; return its sequence as well."""
     sequence = primaries.take(partition_id)
     effects = Effects(
         versions=_NO_VERSIONS,
@@ -220,7 +221,7 @@ def decide_expiry(
     stored: Stored,
     now_ms: int,
 ) -> Effects:
-    """As ``decide_write``: the removal of those of ``keys`` whose current record has expired."""
+    """Decide like ``decide_write`` on the removal of those ``keys`` whose record has expired."""
     partition_ids = np.array([int.from_bytes(key[:2], "big") for key in keys], np.uint32)
     rows = WriteRows(partition_ids=partition_ids, keys=keys, values=())
     decision = Decision(rows, primaries, pending, stored, now_ms)
@@ -230,7 +231,7 @@ def decide_expiry(
 
 
 class Decision:
-    """One batch's evaluation, row by row: only for batches that have to look before they write."""
+    """The row-by-row evaluation of a batch that has to read records before it writes."""
 
     def __init__(
         self,
@@ -300,7 +301,7 @@ class Decision:
             self.put(row, sequence, decided.value, decided.expires_at_ms)
 
     def current(self, row: int) -> Record | None:
-        """Return the live record under the row's key; an expired one is removed in passing."""
+        """Return the live record of the row's key; remove an expired one."""
         key = self._rows.keys[row]
         data = self._lookup(key)
         record = decode_record(data) if data is not None else None
@@ -349,6 +350,6 @@ class Decision:
             self._effects.records[key] = encode_tombstone(sequence, purge_at_ms)
             self._effects.expiry_keys.append(expiry_key(purge_at_ms, key))
             return
-        # Nobody needs a tombstone: the purge floor says that one was here.
+        # No replica or feed needs a tombstone: the purge floor covers the delete.
         self._effects.records[key] = None
         self._primaries.purge_floors[partition_id] = sequence
