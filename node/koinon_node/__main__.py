@@ -1,6 +1,6 @@
 """``python -m koinon_node``: one storage node."""
 
-# ruff: noqa: E402 (a signal may come while the others are imported, which takes a second)
+# ruff: noqa: E402 (a signal may come during the imports, which take a second)
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ async def _run(config: NodeConfig) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the flags. (Typer would take a fifth of the time that a node needs to
-    start.)
-    """
+    """Build the parser of the flags. (Typer would take a fifth of a node's start time.)"""
     made = argparse.ArgumentParser(
         prog="koinon node",
         usage="%(prog)s --id NAME --listen HOST:PORT --data PATH --coordinators HOST:PORT,... "

@@ -1,7 +1,8 @@
 """Wires the parts of one node process.
 
-The event loop hears of a table once the agent has published it: the primary's side first, so that
-what is led no more is let go before it is followed, then the follower's, then who deletes.
+Once the agent has published a table, the event loop's parts get it in this order: the primary's
+side first, so that partitions are given up before they are followed; then the follower's side; then
+the code that deletes copies.
 """
 
 from __future__ import annotations
@@ -57,16 +58,16 @@ _NO_ROOM_PAUSE_S = 1.0
 
 
 class Lifetime(Protocol):
-    """The way for a part to end the node."""
+    """Ends the node on behalf of a part."""
 
     def end(self, error: BaseException) -> None:
-        """End the node with the error. On the event loop."""
+        """End the node with the error. Call on the event loop."""
 
     def end_from_thread(self, error: BaseException) -> None:
-        """As ``end``, from any thread."""
+        """End the node with the error. Call from any thread."""
 
     def on_writer_lost(self, reason: str) -> None:
-        """The writer process has ended by itself. On the event loop."""
+        """Handle the unexpected end of the writer process. Call on the event loop."""
 
 
 class Parts:
@@ -78,11 +79,11 @@ class Parts:
         local = LocalReplicas(store, config.node_id, limits)
         self.state = state
         self.store = store
-        # What heartbeats tell of the node; the node's background work keeps both up to date.
+        # Reported by heartbeats; the node's background work keeps both up to date.
         self.stats = membership_pb2.NodeStats()
         self.resources: Sequence[Use] = ()
         self.tls_mode = str(config.listening.mode)
-        self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
+        self.open_addresses: tuple[str, ...] = ()  # addresses open to other machines without TLS
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
         self.sizes = SizeEstimates()
         dialing = config.listening.dialing()
@@ -139,12 +140,12 @@ class Parts:
 
     @property
     def old_store(self) -> str:
-        """Why the store that this process was started on may lack acknowledged writes; "": not."""
+        """The reason why this process's store may lack acknowledged writes; '': it does not."""
         return self.store.distrusted_for or self.agent.old_store
 
 
 class _Host:
-    """The agent's view of the event loop's side."""
+    """The event loop's side, for the agent."""
 
     def __init__(self, parts: Parts, life: Lifetime) -> None:
         self._parts = parts
@@ -166,7 +167,7 @@ class _Host:
             parts.merger.on_table(table, number, node_epoch)
             parts.peers.on_table(table)
         except Exception as error:
-            log.exception("a table could not be taken version=%d", table.table_version)
+            log.exception("a table could not be applied version=%d", table.table_version)
             self._life.end(error)
 
     def stats(self) -> membership_pb2.NodeStats:
@@ -194,10 +195,10 @@ class _Host:
 
 
 async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do the work, again and again while the disk is full: ending would not make room either."""
+    """Do the work; retry while the disk is full, since ending the process would not make room."""
     while True:
         try:
             return await work()
         except StorageFullError as error:
-            log.warning("no room even for metadata: tries again reason=%s", error.reason)
+            log.warning("no room even for metadata, retrying reason=%s", error.reason)
             await asyncio.sleep(_NO_ROOM_PAUSE_S)

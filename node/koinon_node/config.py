@@ -1,4 +1,4 @@
-"""The settings of a node process, checked against one another."""
+"""The settings of a node process, with checks across fields."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from koinon_proto.server.admission import LaneLimits, Share
 
 MAX_WEIGHT = 10_000
 _MIB = 1024 * 1024
-# What is held for a request or an answer costs some 2.3 times its size: the message, its bytes, its
-# rows. Together these are below 1.1 GB, of the 2 GiB that a container of a node is given.
+# A request or an answer takes about 2.3 times its size in memory: the message, its bytes, its rows.
+# The sum of these limits is below 1.1 GB; a node's container has 2 GiB.
 DATA_LANE = LaneLimits(
     connection=Share(calls=256, request_bytes=80 * _MIB, reply_bytes=64 * _MIB),
     host=Share(calls=1_024, request_bytes=120 * _MIB, reply_bytes=96 * _MIB),
@@ -29,7 +29,7 @@ CONTROL_LANE = LaneLimits(
     connection=Share(calls=256, request_bytes=40 * _MIB, reply_bytes=64 * _MIB),
     host=Share(calls=1_024, request_bytes=60 * _MIB, reply_bytes=80 * _MIB),
     all=Share(calls=2_048, request_bytes=80 * _MIB, reply_bytes=96 * _MIB),
-    patience_s=0.25,  # what members say is short
+    patience_s=0.25,  # members' messages are short
 )
 
 REPLY_BYTES = {
@@ -39,12 +39,12 @@ REPLY_BYTES = {
     "/koinon.v1.Replication/ReadPage": 2 * _MIB,
     "/koinon.v1.Replication/ReadKeys": 2 * _MIB,
 }
-"""The bytes that a method's answer counts as until it is there: the most that is usual."""
+"""The assumed bytes of a method's answer until it exists: the usual maximum."""
 
 
 class RedisEndpoint(NamedTuple):
-    """A port that serves clients of Redis in one keyspace, which it names: ``host:port`` as the
-    node listens there, and as others reach it. Port 0 is one that the system chooses.
+    """A Redis port for one keyspace: ``host:port`` where the node listens, and where others reach
+    it. Port 0: the system chooses one.
     """
 
     keyspace: str
@@ -52,7 +52,7 @@ class RedisEndpoint(NamedTuple):
     advertise: str
 
     def at_port(self, port: int) -> RedisEndpoint:
-        """Return the endpoint as others reach it once it listens at this port."""
+        """Return the endpoint with the actual port for others."""
         host, _, known = self.advertise.rpartition(":")
         return self if known != "0" else self._replace(advertise=f"{host}:{port}")
 
@@ -60,13 +60,13 @@ class RedisEndpoint(NamedTuple):
 def redis_endpoints(
     listens: Sequence[str], advertises: Sequence[str], host: str, own_host: str
 ) -> tuple[RedisEndpoint, ...]:
-    """Return what the flags say, of which each is ``host:port`` for the keyspace ``default``, or
-    ``keyspace=host:port``. What is not advertised is found at its port on ``host``. The keyspace
-    ``default`` always has a port, which other nodes follow this one by: the data port. Without a
+    """Return the endpoints of the flags. Each flag is ``host:port`` for the keyspace ``default``,
+    or ``keyspace=host:port``. Without an advertised address others use the port on ``host``. The
+    keyspace ``default`` always has a port, the data port, which followers connect to. Without a
     flag the system chooses it, on ``own_host``.
 
     Raises:
-        ConfigurationError: a keyspace comes twice, is no name of one, or is advertised only.
+        ConfigurationError: a keyspace has two addresses, has no valid name, or is only advertised.
     """
     listened = _by_keyspace("redis-listen", listens)
     advertised = _by_keyspace("redis-advertise", advertises)
@@ -118,7 +118,7 @@ class NodeConfig:
     weight: int = DEFAULT_WEIGHT
     metrics_listen: str = ""
     redis: tuple[RedisEndpoint, ...] = ()
-    resp_proxy: bool = False  # pass commands of Redis's clients on to the nodes that serve the keys
+    resp_proxy: bool = False  # pass Redis clients' commands on to the nodes that serve the keys
     listening: Listening = field(default_factory=Listening)
     audit: Audit = NO_AUDIT
     pid_file: Path | None = None
@@ -156,7 +156,7 @@ class NodeConfig:
 
     @property
     def redis_ports(self) -> tuple[RedisPort, ...]:
-        """The ports at which others reach the other keyspaces by the Redis protocol."""
+        """The Redis ports of the other keyspaces, as others reach them."""
         others = (one for one in self.redis if one.keyspace != DEFAULT)
         return tuple(RedisPort(one.keyspace, one.advertise) for one in others)
 
@@ -165,18 +165,18 @@ class NodeConfig:
 class Limits:
     """The bounds of a node's queues and steps; beyond them callers get ResourceExhausted."""
 
-    pending_rows: int = 262_144  # writes that are not durable yet
+    pending_rows: int = 262_144  # of writes that are not complete yet
     pending_bytes: int = 96 * 1024 * 1024
-    reading_rows: int = 524_288  # reads that have been admitted and not answered
-    reading_bytes: int = 256 * 1024 * 1024  # what scans and batch reads hold for their answers
-    group_rows: int = 16_384  # one transaction
+    reading_rows: int = 524_288  # of reads that are admitted and not answered
+    reading_bytes: int = 256 * 1024 * 1024  # of unfinished answers of scans and batch reads
+    group_rows: int = 16_384  # of one commit group
     group_bytes: int = 16 * 1024 * 1024
-    step_rows: int = 4_096  # of a batch, between two chances for others to run
+    step_rows: int = 4_096  # of a batch, between two yields to the event loop
     step_bytes: int = 2 * 1024 * 1024
     scan_rows: int = 4_096
     scan_bytes: int = 1024 * 1024
-    write_timeout_ms: int = 5_000  # then a write that is not on all in-sync replicas is unknown
-    stream_bytes: int = 64 * 1024 * 1024  # queued to a follower, or not acknowledged by it
-    page_rows: int = 4_096  # looked at for one page of a pass
-    page_bytes: int = 2 * 1024 * 1024  # read for it, unless it asks for less
-    tombstone_ms: int = 600_000  # a tombstone is kept for so long
+    write_timeout_ms: int = 5_000  # for all in-sync replicas; later the write's fate is unknown
+    stream_bytes: int = 64 * 1024 * 1024  # sent to a follower and not acknowledged
+    page_rows: int = 4_096  # read for one page of a pass
+    page_bytes: int = 2 * 1024 * 1024  # of one page, unless the request asks for less
+    tombstone_ms: int = 600_000  # the retention time of tombstones

@@ -1,12 +1,13 @@
-"""Hands over what a node leads, and sees its clients off, before it stops.
+"""Hands over a node's partitions and lets its clients disconnect before the node stops.
 
-1. Health checks are told that the node is about to stop.
-2. The partitions that others can lead are handed to them.
-3. Other primaries take the node out of their sets in sync; attached clients are told, and go.
-4. What is under way is answered, and nothing more is taken.
+1. Health checks report that the node does not serve any more.
+2. The partitions that other nodes can lead are handed over to them.
+3. Other primaries remove the node from their in-sync sets; attached clients are notified and
+   disconnect.
+4. Requests under way are answered, and no more are accepted.
 
-Kafka's brokers call this a controlled shutdown. Each step has a bound, so a node that can hand over
-nothing stops all the same.
+Kafka's brokers call this a controlled shutdown. Each step has a timeout, so a node that cannot hand
+over anything still stops.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _REPLICATE_GRACE_S = 1.0
 
 
 async def shut_down(parts: Parts, server: GuardedServer, health: Any) -> None:
-    """Carry out the steps; return when neither transport takes or answers anything more."""
+    """Run the steps; return when neither transport accepts or answers requests any more."""
     await health.enter_graceful_shutdown()
     await parts.replicator.hand_over_all(_HAND_OVER_S)
     parts.follower.leave()
-    # Whoever goes by an older table meanwhile is refused by name, and learns of the newer. Some
-    # time of that is left to callers that do not attend.
+    # Callers with an older table get typed refusals meanwhile, which lead them to the newer one.
+    # The farewell leaves some time for that to clients that do not attend.
     least_s = _FAREWELL_S if parts.replicator.leading.any_replicated else 0.0
     await asyncio.gather(
         _put_out(parts.state), parts.graceful_drain.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
     )
     stopping = asyncio.gather(server.stop(_STOP_GRACE_S), parts.redis.stop(_STOP_GRACE_S))
-    # Writes under way need the followers' streams, which would outlast the server's grace.
+    # Writes under way need the followers' streams: keep the streams open until they are complete.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_REPLICATE_GRACE_S):
             pending, disk = parts.writer.pending, parts.writer.disk
@@ -50,7 +51,7 @@ async def shut_down(parts: Parts, server: GuardedServer, health: Any) -> None:
 
 
 async def _put_out(state: NodeState) -> None:
-    """Wait until no primary waits for this node that could do without it, but not for long."""
+    """Wait, with a timeout, until no primary that could do without this node waits for it."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_S_MAX):
             while _is_waited_for(state):  # noqa: ASYNC110 (once, at the end)
@@ -58,8 +59,8 @@ async def _put_out(state: NodeState) -> None:
 
 
 def _is_waited_for(state: NodeState) -> bool:
-    """Return whether a primary has this node in an in-sync set that it could take the node out of:
-    writes wait for the node then.
+    """Return whether a primary has this node in an in-sync set from which it could remove the node:
+    until then its writes wait for the node.
     """
     table, me = state.served.table, state.served.node_number
     if table is None or not state.serving():

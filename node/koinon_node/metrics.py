@@ -1,7 +1,7 @@
 """A node's metrics; docs/metrics.md explains each.
 
-Plain numbers are read on the event loop. What there is by partition is read on the endpoint's
-thread: tables are immutable, and the columns of traffic and sizes may be read by anyone.
+Plain numbers are read on the event loop. Metrics by partition are read on the endpoint's thread:
+tables are immutable, and any thread may read the columns of traffic and sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROLES = ("primary", "backup", "adding")
 
 
 def node_metrics(parts: Parts, guard: Guard) -> Metrics:
-    """Return the metrics of the node that consists of these parts, and of its server's guard."""
+    """Return the metrics of a node with these parts, and of its server's guard."""
     metrics = Metrics("node")
     hosted = Hosted(parts)
     for source in (
@@ -63,13 +63,13 @@ def node_metrics(parts: Parts, guard: Guard) -> Metrics:
 
 @lru_cache(maxsize=64)
 def _series(name: str, role: str, partitions: int) -> tuple[str, ...]:
-    """The series of a metric by partition. Made once: there may be many."""
+    """Return the series names of a metric by partition. Cached, since there may be many."""
     of_role = f',role="{role}"' if role else ""
     return tuple(f'{name}{{partition="{p}"{of_role}}}' for p in range(partitions))
 
 
 class PartitionColumn(Sequence[str]):
-    """The series of some partitions, put together when they are rendered."""
+    """The series names of some partitions, built when they are rendered."""
 
     def __init__(self, name: str, partitions: int, groups: Iterable[tuple[str, U32Array]]) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class PartitionColumn(Sequence[str]):
 
 
 class IntColumn(Sequence[Number]):
-    """The values of such series; numbers of Python are made of them when they are rendered."""
+    """The values of such series, converted to Python numbers when they are rendered."""
 
     def __init__(self, values: npt.NDArray[Any]) -> None:
         self._values = values
@@ -108,7 +108,7 @@ class IntColumn(Sequence[Number]):
 
 
 class Hosted:
-    """The partitions of which this node has a copy, by its part in them."""
+    """The partitions of which this node has a copy, by the copy's role."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -116,12 +116,14 @@ class Hosted:
         self._known = (None, NodeNumber(0), {role: _ids(()) for role in _ROLES})
 
     def look(self) -> Iterable[Family]:
-        """Have the traffic counted that is yet to be counted. On the loop."""
+        """Count the waiting batches of the traffic counters. Runs on the event loop."""
         self._parts.engine.context.traffic.flush()
         return ()
 
     def families(self) -> Iterator[Family]:
-        """Return what there is by partition, and how many partitions there are. Not on the loop."""
+        """Return the metrics by partition, and the number of partitions by role. Runs off the event
+        loop.
+        """
         by_role, partitions = self._by_role()
         yield labelled(
             "koinon_partitions",
@@ -434,7 +436,7 @@ def _of_redis(parts: Parts) -> Iterator[Family]:
 
 
 def _of_disk(parts: Parts) -> Iterator[Family]:
-    """Asks the file system, which may take its time."""
+    """Return the metrics of the file system, whose call may block."""
     disk = os.statvfs(parts.store.config.directory)
     yield single(
         "koinon_disk_free_bytes",

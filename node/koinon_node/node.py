@@ -1,4 +1,4 @@
-"""One node process: its orderly start and end, and the work that goes on meanwhile."""
+"""One node process: starts and stops its parts in order, and runs its background work."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _log_scarce(used: list[Use]) -> None:
 
 
 class Node:
-    """Start it, wait for ``run`` to end."""
+    """A node process. Create it and await ``run``."""
 
     def __init__(self, config: NodeConfig, limits: Limits | None = None) -> None:
         self._config = config
@@ -90,7 +90,7 @@ class Node:
         """Serve until ``stop`` is called.
 
         Raises:
-            KoinonError: what ended the node, if it was not ``stop``.
+            KoinonError: the error that ended the node, if ``stop`` did not.
         """
         self._loop = loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as opened:
@@ -120,7 +120,7 @@ class Node:
                 from koinon_node.metrics import node_metrics
 
                 endpoint.start(node_metrics(parts, guard))
-            self._tell_started(parts)
+            self._log_started(parts)
             opened.enter_context(pid_file(self._config.pid_file))
             await self._ended.wait()
             if self._fatal is None:
@@ -139,9 +139,9 @@ class Node:
         log.info("node stopped node=%s", self._config.node_id)
 
     def _start_tasks(self, parts: Parts, health: Any) -> list[asyncio.Task[None]]:
-        """Start what runs for as long as the node does."""
+        """Start the tasks that run until the node stops."""
         works = (
-            self._tell_health(health),
+            self._report_health(health),
             parts.engine.sweeper.run(),
             self._collect_stats(parts),
             self._collect_progress(parts),
@@ -153,8 +153,8 @@ class Node:
         )
         return [asyncio.create_task(self._watched(work)) for work in works]
 
-    def _tell_started(self, parts: Parts) -> None:
-        """Log that the node serves, and which of its addresses let strangers in."""
+    def _log_started(self, parts: Parts) -> None:
+        """Log that the node serves, and which of its addresses accept unauthenticated clients."""
         config = self._config
         addresses = {
             "--listen": config.listen,
@@ -172,12 +172,12 @@ class Node:
     async def _stop_parts(
         self, parts: Parts, server: GuardedServer, tasks: list[asyncio.Task[None]]
     ) -> None:
-        """Stop all but the writer and what it needs."""
+        """Stop all parts except the writer and the parts that it needs."""
         loop = asyncio.get_running_loop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # After an error at once: whoever is to lead instead waits for nothing else.
+        # After an error at once, so that other nodes may lead soon.
         await loop.run_in_executor(None, lambda: parts.agent.stop(farewell=True))
         parts.replication.close()
         await parts.redis.stop(0.0)
@@ -201,13 +201,13 @@ class Node:
         self._ended.set()
 
     def on_writer_lost(self, reason: str) -> None:
-        """The writer process has ended by itself."""
-        # What was in flight has an unknown fate, and nothing may be served on top of it.
+        """Stop the node: the writer process has ended by itself."""
+        # The writes in flight have an unknown fate, and the node must not serve above them.
         log.critical("store failed: the node stops reason=%s", reason)
         self.end(InternalError(reason=f"{reason}; see its message above"))
 
     async def _open_data_ports(self, parts: Parts) -> None:
-        """Listen for the Redis protocol, and have the agent register where."""
+        """Open the Redis ports, and have the agent register their addresses."""
         opened = [
             endpoint.at_port(await parts.redis.start(endpoint.listen, endpoint.keyspace))
             for endpoint in self._config.redis
@@ -250,7 +250,7 @@ class Node:
             log.exception("background work failed")
             self.end(error)
 
-    async def _tell_health(self, health: Any) -> None:
+    async def _report_health(self, health: Any) -> None:
         told = False
         while True:
             serving = self.state.serving()

@@ -1,7 +1,8 @@
-"""State that the whole node process shares: its lease, what it leads, and its clocks.
+"""State that the whole node process shares: its lease, the partitions that it serves, its clocks.
 
-The agent's thread publishes; the event loop reads. Both values are immutable and replaced whole, so
-a reader needs no lock: it takes one at the start of an operation and compares at its end.
+The agent's thread publishes the lease and the served partitions; the event loop reads them. Both
+are immutable and replaced as a whole, so readers need no lock: an operation reads the value at its
+start and compares it at its end.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _OFFLINE = {
 
 
 class WallClock:
-    """Unix time in milliseconds, as core/wall_time.py believes it of this machine's clock.
+    """Unix time in milliseconds: the machine's clock, filtered by core/wall_time.py.
 
-    Expiry is measured by the primary's wall clock; nodes are assumed to be within what their
-    operators tolerate of one another (NTP).
+    The primary's wall clock decides on expiry; operators are assumed to keep the nodes' clocks
+    together (NTP).
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class WallClock:
         self._wall_ns = wall_ns
         self._boot_s = boot_s
         self._time = WallTime()
-        self.telling = 0  # reads that have found something expired and not seen it removed
+        self.telling = 0  # reads that found expired records whose removal is not durable yet
 
     def now_ms(self) -> int:
         wall_ms = self._wall_ns() / 1e6
@@ -76,15 +77,15 @@ class WallClock:
         return int(self._time.now_ms)
 
     def keep_told(self) -> None:
-        """Keep the clock from going back before now: records that are still there were reported as
+        """Keep the clock from going back before now: records that still exist were reported as
         expired.
         """
         self._time.told_ms = self._time.now_ms
 
 
 class Expired(list[bytes]):
-    """Data keys that a read finds expired. Entered before it looks and left after their removal:
-    from the first of them on the clock does not step back.
+    """The data keys that a read finds expired. As a context it covers the read and the removal of
+    the records: from the first key on the clock does not step back.
     """
 
     def __init__(self, clock: WallClock) -> None:
@@ -104,7 +105,9 @@ class Expired(list[bytes]):
 
 
 def partitioner_of(keyspace: Keyspace) -> Partitioner:
-    """Return the keyspace's partitioner. The agent has made sure that it answers as everywhere."""
+    """Return the keyspace's partitioner. The agent has checked that it works as in the whole
+    cluster.
+    """
     return _partitioner(keyspace.partitioner, keyspace.partition_count, keyspace.base)
 
 
@@ -114,10 +117,10 @@ def _partitioner(name: str, partition_count: int, base: int) -> Partitioner:
 
 
 class Standing(Enum):
-    """Where a partition is served, as this node knows it."""
+    """Where a partition is served, by this node's knowledge."""
 
     HERE = auto()
-    CHANGING = auto()  # by nobody now: a hand-over is under way, or this node lacks its lease
+    CHANGING = auto()  # nowhere now: a hand-over is under way, or this node lacks its lease
     ELSEWHERE = auto()
     NOWHERE = auto()  # it has no primary
 
@@ -156,9 +159,9 @@ class NodeState:
         return self.lease.valid(self.now())
 
     def confirmed(self, node_epoch: int) -> bool:
-        """Return whether a heartbeat of this registration has been acknowledged. Until then the
-        coordinators count its epoch as unused: a store that comes back without it is taken for one
-        that never heard of it, not for a copy of an earlier day.
+        """Return whether a heartbeat of this registration has been acknowledged. Before that the
+        coordinators count the epoch as unused: a store that comes back without it counts as one
+        that never got it, not as an old copy.
         """
         return self.lease.node_epoch == node_epoch
 
@@ -168,17 +171,17 @@ class NodeState:
             raise LeaseExpiredError(node_id=self.node_id)
 
     def clock_ms(self) -> int:
-        """Return the time by which writes are taken up in time, in ms."""
+        """Return the time in ms with which ``take_by_ms`` is compared."""
         return int(1000 * self.now())
 
     def check_in_time(self, take_by_ms: int) -> None:
-        """Raise DeadlinePassedError if it is later than that by ``clock_ms``; 0: any time."""
+        """Raise DeadlinePassedError if ``clock_ms`` is past ``take_by_ms``; 0: no deadline."""
         if take_by_ms and (late_ms := self.clock_ms() - take_by_ms) > 0:
             raise DeadlinePassedError(late_ms=late_ms)
 
     def quota(self, view: ServedPartitions, partition_id: int) -> Quota | None:
-        """Return what the keyspace of a partition may still read and write here; None: anything.
-        Where no keyspace has a limit, ``view.shares`` is empty, which is quicker to see.
+        """Return the quota of the partition's keyspace on this node, or None. Without any limited
+        keyspace ``view.shares`` is empty, which is a quick check.
         """
         return self.quotas.of(view.shares, partition_id) if view.shares else None
 
@@ -191,13 +194,15 @@ class NodeState:
                 if load.merging:
                     raise LoadClosedError(load_id=load_id, state="merging")
                 return
-        raise LoadClosedError(load_id=load_id, state="unknown", reason="it has ended, or never was")
+        raise LoadClosedError(
+            load_id=load_id, state="unknown", reason="it has ended or never existed"
+        )
 
     def table(self) -> Table:
-        """Return the table.
+        """Return the newest table.
 
         Raises:
-            ClusterNotReadyError: there is none yet.
+            ClusterNotReadyError: this node has no bootstrapped table yet.
         """
         table = self.served.table
         if table is None or not table.bootstrapped:
@@ -208,8 +213,9 @@ class NodeState:
         return table
 
     def still_serves(self, view: ServedPartitions, partition_ids: U32Array) -> bool:
-        """Return whether the lease holds, the partitions are led in the epochs of ``view``, and
-        none is being handed over: what was read until now was read from their primary.
+        """Return whether the lease holds, this node leads the partitions in the epochs of ``view``,
+        and none is being handed over. Then everything read until now came from the partitions'
+        primary.
         """
         return (
             self.serving()
@@ -220,23 +226,24 @@ class NodeState:
         )
 
     def still_leads(self, view: ServedPartitions, partition_ids: U32Array) -> bool:
-        """Return whether the lease holds and the partitions are led in the epochs of ``view``: what
-        all in-sync replicas hold may be acknowledged, also while a partition is being handed over.
+        """Return whether the lease holds and this node leads the partitions in the epochs of
+        ``view``. Then writes that all in-sync replicas hold may be acknowledged, even while a
+        partition is being handed over.
         """
         return self.serving() and (
             self.served.epochs is view.epochs or bool(self.led_as(view, partition_ids).all())
         )
 
     def led_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
-        """Return which of the partitions are led in the epochs of ``view``."""
+        """Return a mask of the partitions that this node leads in the epochs of ``view``."""
         now = self.served
-        if len(now.epochs) < len(view.epochs):  # coordinators were made anew
+        if len(now.epochs) < len(view.epochs):  # the coordinators were recreated
             return np.zeros(len(partition_ids), np.bool_)
         led: BoolArray = now.epochs[partition_ids] == view.epochs[partition_ids]
         return led
 
     def served_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
-        """Return which of the partitions are served now, in the epochs of ``view``."""
+        """Return a mask of the partitions that this node serves now, in the epochs of ``view``."""
         now = self.served
         if not self.serving() or len(now.epochs) < len(view.epochs):
             return np.zeros(len(partition_ids), np.bool_)
@@ -247,7 +254,7 @@ class NodeState:
     def refusals(
         self, view: ServedPartitions, partition_ids: U32Array, sender_version: int
     ) -> dict[int, KoinonError]:
-        """Return why each partition that is not served in ``view`` is refused."""
+        """Return the refusals of the partitions that are not served in ``view``."""
         refused: BoolArray = view.epochs[partition_ids] == 0
         if self.any_stopped:
             refused = refused | self.stopped[partition_ids]
@@ -259,8 +266,8 @@ class NodeState:
         }
 
     def standing(self, partition_id: int) -> Standing:
-        """Return where the partition is served now. A row whose primary has not yet said that it
-        serves counts as changing hands: who is sent there too early would be sent back.
+        """Return where the partition is served now. A row whose primary has not reported yet that
+        it serves counts as CHANGING: a client sent there too early would be sent back.
         """
         view = self.served
         if view.table is None or partition_id >= len(view.table.rows):
@@ -277,7 +284,7 @@ class NodeState:
     def refusal(
         self, view: ServedPartitions, partition_id: int, sender_version: int
     ) -> KoinonError:
-        """Return why the partition is not served here."""
+        """Return the reason why this node does not serve the partition."""
         if view.epochs[partition_id] and self.stopped[partition_id]:
             return PartitionOfflineError(
                 partition_id=partition_id, reason="it is being handed over to another replica"
@@ -286,7 +293,9 @@ class NodeState:
 
 
 def refusal_of(view: ServedPartitions, partition_id: int, sender_version: int) -> KoinonError:
-    """Return why the partition is not served here: who is behind, and where to go."""
+    """Return the reason why this node does not serve the partition: whose table is behind, and the
+    primary.
+    """
     table = view.table
     assert table is not None
     if sender_version > table.table_version:

@@ -1,4 +1,4 @@
-"""The settings of a node's store: all that the process which writes to it needs of them."""
+"""The settings of a node's store, for the node and its writer process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Durability = Literal["commit", "interval"]
 MIN_MAP_SIZE_BYTES = 1024 * 1024
 DEFAULT_MAP_SIZE_BYTES = 64 * 1024**3
 KEPT_BYTES = 64 * 1024 * 1024
-"""Of freed memory, by each process of a node: a few commit groups."""
+"""Freed memory that each process of a node keeps: a few commit groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,5 +48,5 @@ class StoreConfig:
 
     @property
     def mapped_bytes(self) -> int:
-        """The size of the memory map: what puts may fill, and the reserve."""
+        """The size of the memory map: the part that puts may fill, and the reserve."""
         return self.map_size_bytes + max(self.map_size_bytes // 8, 32 * 1024 * 1024)

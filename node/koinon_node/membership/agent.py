@@ -1,23 +1,24 @@
-"""The node's part in membership: registers, heartbeats, holds the lease, follows the table.
+"""The node's agent for membership: registers, sends heartbeats, holds the lease, follows the table.
 
-Runs on a thread of its own with blocking gRPC calls, so that a loop busy with bulk writes cannot
-starve heartbeats: the thread needs the GIL for a moment every interval and nothing of the loop.
-It is the only one that changes the table. What others bring (a watched update, an answer of the
-leader, a partition that is ready) waits in its queue and is taken between two heartbeats, at once.
+Runs on a thread of its own with blocking calls, so that an event loop busy with bulk writes cannot
+delay heartbeats: the thread needs the GIL for a moment every interval and nothing from the loop.
+Only this thread changes the table. Events from other threads (a watched update, an answer of the
+leader, a ready partition) wait in its queue, and are handled at once, between two heartbeats.
 
 Order within an acknowledged heartbeat: the table and the access state in the reply are applied and
-published, then the lease is extended, counted from when the heartbeat was sent. So what is revoked
+published, then the lease is extended, counted from when the heartbeat was sent. So a revoked right
 is refused here within a lease and a heartbeat, or this node serves no client. A table is published
-(NodeState.served) before the event loop hears of it. What has to be persisted goes to the loop's
-writer and is waited for without holding up heartbeats.
+(NodeState.served) before the event loop hears of it. The event loop's writer persists epochs, while
+heartbeats go on.
 
-A loop that does not turn (a call into C that hangs, a debugger) serves no client, and this thread
-would keep its lease for ever. So it asks the loop for a sign with each heartbeat; where none has
-come for three leases it gives up the lease, says farewell, and registers again once the loop turns.
+An event loop that does not turn (a hanging call into C, a debugger) serves no client, but this
+thread would keep its lease for ever. So with each heartbeat it schedules a callback on the loop.
+After three lease times without a callback it gives up the lease, says farewell, and registers again
+once the loop turns.
 
 Transitions: unregistered -> (Register answered, epoch durable) -> registered -> (NodeFenced)
--> unregistered, for ever; WrongCluster, DuplicateNode and a partitioner that answers otherwise here
-than in the cluster end the process, the last before a table is published.
+-> unregistered, and so on. WrongCluster, DuplicateNode and a partitioner that differs from the
+cluster's end the process; the partitioner is checked before a table is published.
 """
 
 from __future__ import annotations
@@ -90,14 +91,14 @@ _FATAL = (
     UnsupportedVersionError,
     InvalidArgumentError,
 )
-_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.2  # a node that waits asks as often as one that is in
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.2  # a waiting node asks as often as a member
 _REMOVED_RETRY_S = 30.0
-_SIZES_INTERVAL_S = 5.0  # a new leader is told the sizes of partitions at once
+_SIZES_INTERVAL_S = 5.0  # between reports of partitions' sizes; a new leader gets one at once
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
 
 Event = Callable[[], None]
-"""A call that the agent's thread is to make next."""
+"""A call for the agent's thread."""
 
 
 class Host(Protocol):
@@ -112,15 +113,15 @@ class Host(Protocol):
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None: ...
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        """A newer table, or another epoch of this node (0: fenced), has been published; or this
-        epoch's first heartbeat has been acknowledged.
+        """Handle a newer table, or another epoch of this node (0: fenced), that has been published,
+        or the first acknowledged heartbeat of this epoch.
         """
 
     def stats(self) -> membership_pb2.NodeStats: ...
     def sizes(self) -> membership_pb2.PartitionSizes: ...
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
     def erased(self) -> Sequence[int]:
-        """Return the ids of dropped keyspaces of which this node holds nothing."""
+        """Return the ids of dropped keyspaces without any data on this node."""
 
     def on_fatal(self, error: BaseException) -> None:
         """The agent has ended with this error, which must end the process."""
@@ -160,32 +161,32 @@ class Agent:
         self._farewell = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0  # the identifier of the thread that runs the loop
-        self._asked = False  # for a sign that the loop turns, which has not come yet
-        self._signs = 0  # that the loop has given; the loop alone changes it
-        self._untold = False  # the loop's side is about to look at what is published
+        self._asked = False  # whether a callback is scheduled on the loop and has not run
+        self._signs = 0  # callbacks that have run; only the loop changes it
+        self._untold = False  # whether a call of ``Host.on_table`` is scheduled on the loop
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._heartbeat_interval_s = 0.2
         self._lease_s = 1.0
         self._held_lease = False
-        self.old_store = ""  # how the directory was found to be an old copy; "": it is none
-        self.clock_ahead_ms = 0  # of the leader's, by so much at least; below 0: it is behind
+        self.old_store = ""  # why the directory is an old copy; '': it is not
+        self.clock_ahead_ms = 0  # least lead of this clock over the leader's; negative: behind
         self._term = 0  # of the leader that answered last
-        self._sizes_told = (0, float("-inf"))  # in which term, and when
-        self.lease_losses = 0  # while this process went on
-        self.heartbeat_seconds = Histogram()  # those that were acknowledged
+        self._sizes_told = (0, float("-inf"))  # (term, time) of the last report of sizes
+        self.lease_losses = 0  # since the start of this process
+        self.heartbeat_seconds = Histogram()  # of acknowledged heartbeats
 
     def served_at(self, config: NodeConfig) -> None:
-        """Take the settings with the ports that the system has chosen; before ``start``."""
+        """Set the configuration with the ports that the system has chosen; before ``start``."""
         self._config = config
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; ``loop`` is where the host's coroutines run, and this too."""
+        """Start the thread. The host's coroutines run on ``loop``, which calls this method."""
         self._loop, self._loop_thread = loop, threading.get_ident()
         self._thread.start()
 
     def stop(self, *, farewell: bool = False) -> None:
-        """Ask the thread to end; it holds no lease any more when this returns. ``farewell``: the
-        leader is told that this node has left, unless that takes long.
+        """Stop the thread; no lease is held when this returns. ``farewell``: tell the leader that
+        this node leaves, unless that takes long.
         """
         self._farewell = farewell
         self._stopping.set()
@@ -193,14 +194,14 @@ class Agent:
         self._watch.stop()
         if farewell:
             self._thread.join(timeout=_FAREWELL_S_MAX)
-        self._coordinators.close()  # ends a call that waits for its answer
+        self._coordinators.close()  # breaks off a waiting call
         self._thread.join(timeout=10.0)
         self._state.lease = NO_LEASE
 
     # --- from other threads ----------------------------------------------------------------
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:
-        """Tell the agent that these partitions have been taken over and may be led."""
+        """Note that these partitions have been taken over and may be led."""
         self._events.put(partial(self._ready, tuple(adoptions)))
 
     def registration(self) -> tuple[str, int, int, str] | None:
@@ -214,13 +215,13 @@ class Agent:
         return self._cluster_id, served.node_epoch, served.table_version, registration_id
 
     def route(self) -> Route:
-        """Return the way to the coordinators as it is known now."""
+        """Return the coordinators' addresses and leader as known now."""
         known = self._coordinators.route
         return Route(known.addresses, known.current)
 
     async def hand_table(self, update: table_pb2.TableUpdate | None) -> None:
-        """Return once the update, and all that came before it, is applied and the loop's side has
-        seen it. Never returns if the agent has ended.
+        """Apply the update on the agent's thread; return once it and all earlier ones are applied
+        and the event loop's side has them. Never returns if the agent has ended.
         """
         loop = asyncio.get_running_loop()
         seen: asyncio.Future[None] = loop.create_future()
@@ -249,8 +250,8 @@ class Agent:
             self._host.on_fatal(error)
 
     def _say_farewell(self) -> None:
-        """Have the leader fence this epoch at once, after the lease is given up: then no other node
-        waits for the lease to end, and neither does this node when it starts again.
+        """Have the leader fence this epoch at once, after the lease is given up. Then neither other
+        nodes nor this node's next start wait for the lease to end.
         """
         self._state.lease = NO_LEASE
         request = membership_pb2.LeaveRequest(
@@ -358,7 +359,7 @@ class Agent:
     # --- heartbeats ------------------------------------------------------------------------
 
     def _heartbeat_until_fenced(self) -> None:
-        """Heartbeat at the interval, and at once when something was carried out."""
+        """Send heartbeats at the interval, and at once when there is an acknowledgement to send."""
         last_heard = self._now()
         loop_watch = LoopWatchdog(last_heard)
         while not self._stopping.is_set():
@@ -367,7 +368,7 @@ class Agent:
             if silent_s > PATIENCE_LEASES * self._lease_s:
                 self._leave_with_a_hung_loop(silent_s)
                 return
-            self._ask_for_a_sign()
+            self._schedule_sign()
             try:
                 self._heartbeat()
             except (NodeFencedError, UnknownNodeError) as error:
@@ -386,19 +387,19 @@ class Agent:
             last_heard = sent_at
             self._take_events(sent_at + self._heartbeat_interval_s)
 
-    def _ask_for_a_sign(self) -> None:
+    def _schedule_sign(self) -> None:
         assert self._loop is not None
         if not self._asked:
             self._asked = True
-            self._loop.call_soon_threadsafe(self._give_a_sign)
+            self._loop.call_soon_threadsafe(self._on_sign)
 
-    def _give_a_sign(self) -> None:
+    def _on_sign(self) -> None:
         self._signs += 1
         self._asked = False
 
     def _leave_with_a_hung_loop(self, silent_s: float) -> None:
-        """Have others lead. The epoch is over, whether or not anybody hears of that: a farewell
-        that comes late must not end a lease that was taken up again.
+        """Have other nodes lead. The epoch ends whether or not the farewell arrives: a late
+        farewell must not end a lease of a later epoch.
         """
         frame = sys._current_frames().get(self._loop_thread)
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
@@ -452,35 +453,37 @@ class Agent:
         )
 
     def _due_sizes(self) -> membership_pb2.PartitionSizes | None:
-        """Return the sizes of partitions, unless the leader was told them a moment ago."""
+        """Return the sizes of partitions if a report to the leader is due, else None."""
         term, at = self._sizes_told
         is_due = term != self._term or self._now() - at >= _SIZES_INTERVAL_S
         return self._host.sizes() if is_due else None
 
     def _note_lease(self) -> bool:
-        """Return whether the lease holds; count it if it was lost since this was last asked."""
+        """Return whether the lease holds; count a loss since the last call."""
         held = self._state.serving()
         self.lease_losses += self._held_lease and not held
         self._held_lease = held
         return held
 
     def _take_events(self, until: float) -> None:
-        """Wait for the next heartbeat's time, or for something that is worth one at once."""
-        for _ in range(self._events.qsize()):  # taken even where the time has come already
+        """Handle events until the next heartbeat's time, or until there is an acknowledgement to
+        send.
+        """
+        for _ in range(self._events.qsize()):  # handled even if the time has come already
             self._take_event(until)
         while not self._stopping.is_set() and not self._assignment.acknowledgements():
             if self._now() >= until or not self._take_event(until):
                 return
 
     def _pause(self, seconds: float) -> None:
-        """Wait, taking events meanwhile."""
+        """Wait, and handle events meanwhile."""
         until = self._now() + seconds
         while not self._stopping.is_set() and self._now() < until:
             if not self._take_event(until):
                 return
 
     def _take_event(self, until: float) -> bool:
-        """Take the next event; return False if none came in time."""
+        """Handle the next event; return False if none came in time."""
         try:
             event = self._events.get(timeout=max(until - self._now(), 0.0))
         except queue.Empty:
@@ -503,7 +506,7 @@ class Agent:
     # --- access and the table --------------------------------------------------------------
 
     def _apply_access(self, message: access_pb2.AccessState) -> None:
-        """Go by a newer state of access from here on; what is under way was let in before."""
+        """Use a newer access state from now on. Requests under way are not checked again."""
         before = self._state.access
         if message.access_version <= before.version:
             return
@@ -524,7 +527,7 @@ class Agent:
             return
         if before is None or table.keyspace_list is not before.keyspace_list:
             for keyspace in table.keyspaces:
-                partitioner_of(keyspace)  # raises where keys would be placed otherwise
+                partitioner_of(keyspace)  # raises if it would place keys differently here
         adoptions = self._assignment.on_table(table)
         for refused in self._assignment.take_refused():
             log.warning(
@@ -550,7 +553,9 @@ class Agent:
             log.info("leads partitions taken_over=%d", len(adoptions))
 
     def _by_moves(self, adoptions: Sequence[Adoption]) -> bool:
-        """Return whether moves gave them all to this node: coordinators log plans, not steps."""
+        """Return whether moves gave all of these partitions to this node: such lines are logged at
+        DEBUG, since coordinators log plans.
+        """
         table = self._assignment.table
         rows = [table.rows[a.partition_id] for a in adoptions] if table is not None else []
         return all(row.adding or row.removing for row in rows)
@@ -562,8 +567,8 @@ class Agent:
             self._tell(served)
 
     def _tell(self, served: ServedPartitions) -> None:
-        """Have the loop's side look at what is published. It looks at the newest, once for all that
-        came while it was busy.
+        """Schedule ``Host.on_table`` on the event loop, once for all tables published until it
+        runs.
         """
         if served.table is not None and not self._untold:
             assert self._loop is not None
@@ -571,7 +576,7 @@ class Agent:
             self._loop.call_soon_threadsafe(self._tell_newest)
 
     def _tell_newest(self) -> None:
-        self._untold = False  # what is published from here on is told again
+        self._untold = False  # a table published from here on schedules another call
         served = self._state.served
         if served.table is not None:
             self._host.on_table(served.table, served.node_number, served.node_epoch)

@@ -1,16 +1,16 @@
-"""Follows commit groups from their hand-over to their completion, as disk and followers answer.
+"""Tracks commit groups from their hand-over to completion, by the answers of disk and followers.
 
-A group is streamed when it is handed over to be committed here, so that followers commit beside
-this node. It is complete when it is durable here and on every required follower
-(core/replication/replica_tracker.py); until then its records are pending: reads of its keys wait,
-and its rows count against the bounds. What needs no follower is complete as soon as it is committed
-here.
+A group is sent to followers when it is handed over to the disk here, so that followers commit
+concurrently. It is complete when it is durable here and on every required follower
+(core/replication/replica_tracker.py). Until then its records are pending: reads of its keys wait,
+and its rows count against the bounds. A group without required followers is complete once it is
+durable here.
 
-Groups complete in any order, but for two that write one partition: a partition that has lost its
-followers does not hold up the others.
+Groups complete in any order, except that groups of one partition complete in order: so a partition
+that has lost its followers does not delay the others.
 
-Three hear of something and say so here: the writer (``on_handed_over``, ``on_durable``), followers
-and the code that takes a table or the time (``advance``). Nothing here asks them for anything.
+The writer calls ``on_handed_over`` and ``on_durable``; the code that handles followers' messages,
+new tables and ticks calls ``advance``. This module calls none of them.
 
 All methods belong to the event loop's thread.
 """
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class CommitTracker:
     """Completes commit groups once they are durable here and on every required follower.
 
-    ``on_ready`` is told which adopted partitions may be served, as they become so. ``kick`` is set
-    when something may be worth a proposal.
+    ``on_ready`` is called with adopted partitions once they may be served. ``kick`` is set when a
+    proposal may be due.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class CommitTracker:
     # --- from the writer -------------------------------------------------------------------
 
     def on_handed_over(self, group: CommitGroup) -> None:
-        """The group is on its way to the disk: send it to followers as well. Of what was refused
-        they are sent the sequences alone, whose gaps would stay open until the next write.
+        """Send a group to followers, which was just handed over to the disk. Of refused tickets
+        only the sequences are sent: else their gap would stay open until the next write.
         """
         leading = self.leading
         touched, lasts = group.sequences()
         if not len(touched):
             return
         if self.state.any_stopped and leading.broken[touched].any():
-            kept = ~leading.broken[touched]  # what was queued of the others was refused
+            kept = ~leading.broken[touched]  # queued tickets of broken partitions were refused
             touched, lasts = touched[kept], lasts[kept]
         if not leading.any_replicated or not self._primaries.replicated[touched].any():
             leading.send(group, touched, lasts)
@@ -91,7 +91,9 @@ class CommitTracker:
         self.sender.send(group, previous)
 
     def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
-        """The group is durable here, but for tickets that found no room."""
+        """Note that the group is durable here, except for the tickets ``unstored``, which found no
+        room.
+        """
         if not len(group.touched):
             self._pending.complete(group)
             return
@@ -102,13 +104,15 @@ class CommitTracker:
         if self.tail:
             if whole:
                 self.tail.append(group)
-            else:  # what it has refused is among its records
+            else:  # its records include refused tickets' records
                 ends = self._copies.complete_through[group.touched]
                 self.tail.restart(group.touched.tolist(), np.maximum(ends, group.lasts).tolist())
-        self._complete_groups()  # who is ready to be served is a matter of followers
+        self._complete_groups()  # not ``_report_ready``: only followers make partitions ready
 
     def _on_failed(self, group: CommitGroup, unstored: Sequence[Ticket]) -> None:
-        """Rule 8: what a follower may have and this node could not store is handed over."""
+        """Rule 8: hand over partitions with a write that a follower may have and this node could
+        not store.
+        """
         for p, copy in self._store.read_copies(np.unique(group.touched).tolist()).items():
             self._copies.complete_through[p] = copy.complete_through
         failed = [ticket.touched for ticket in unstored]
@@ -132,27 +136,29 @@ class CommitTracker:
         mask[: len(self.leading.broken)] = self.leading.broken
         return mask
 
-    # --- from all that may complete something ----------------------------------------------
+    # --- completion ------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Complete no group until ``release``: no write is acknowledged meanwhile, and reads of the
-        keys that it writes wait.
+        """Complete no group until ``release``. Meanwhile no write is acknowledged, and reads of
+        written keys wait.
         """
         self._held = True
 
     def release(self) -> None:
-        """Complete what has been held."""
+        """Complete the held groups."""
         self._held = False
         self.advance(stuck_too=True)
 
     def advance(self, *, stuck_too: bool = False) -> None:
-        """Take the consequences of what has become complete, and of who is ready."""
+        """Complete groups, and report partitions that have become ready. With ``stuck_too`` also
+        check stuck groups.
+        """
         self._complete_groups(stuck_too=stuck_too)
         if stuck_too and not self._held:
             for group in self._pending.durable():
                 if group.stuck:
-                    self._tell_parts(group)
-        self._tell_ready()
+                    self._complete_parts(group)
+        self._report_ready()
 
     def _complete_groups(self, *, stuck_too: bool = False) -> None:
         if self._held:
@@ -166,10 +172,10 @@ class CommitTracker:
         if self.proposals.hand_overs:
             self.kick.set()
 
-    def _tell_parts(self, group: CommitGroup) -> None:
-        """Tell those who wait for partitions of a group that is stuck for others of its; what it
-        has merged in these waits for the others no more. A partition counts as drained from here on
-        (``Proposals``), so that the epoch is kept in which its part became complete.
+    def _complete_parts(self, group: CommitGroup) -> None:
+        """Wake the waiters whose partitions of a stuck group are complete, and release the group's
+        merge claims there. Such a partition counts as drained (``Proposals``) and may be handed
+        over, so keep the epoch in which it became complete.
         """
         there = group.touched[~self.leading.missing(group.touched, group.lasts).any(axis=0)]
         if self.state.serving():
@@ -187,7 +193,7 @@ class CommitTracker:
                 waiting.append((part, waiter))
         group.waiting = waiting
 
-    def _tell_ready(self) -> None:
+    def _report_ready(self) -> None:
         ready = self.leading.take_ready()
         if ready:
             self._on_ready([Adoption(p, int(self.leading.epochs[p])) for p in ready])

@@ -1,7 +1,7 @@
-"""This node's replicas: the open store, and what the process keeps in memory about it.
+"""This node's replicas: the open store, and the process's state in memory about it.
 
-Who leads, follows, reads or deletes a copy works on these columns; each part's module says who
-changes them. The store is read from any thread, the rest belongs to the event loop's thread.
+The code that leads, follows, reads or deletes copies shares these columns; each column's module
+says who changes them. Any thread may read the store; the rest belongs to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from koinon_node.storage.store import Store
 
 
 class LocalReplicas:
-    """The replicas of an open store, as they are when the process begins.
+    """The replicas of an open store.
 
     Attributes:
-        copies: what the store durably holds of each partition.
+        copies: the durable state of each partition's copy.
         primaries: the write positions of the partitions that this node leads.
         pending: the commit groups that are not complete.
-        journal: the keys that were written last; ``journal_rows`` at most.
-        disk: how long commit groups are on their way to the disk.
+        journal: the recently written keys, at most ``journal_rows``.
+        disk: the health of the disk, by the commit groups that are out.
     """
 
     def __init__(

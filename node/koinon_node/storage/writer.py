@@ -1,11 +1,11 @@
-"""Group commit: queued tickets form a group, which is made durable at once and then answered.
+"""Group commit: queued tickets form a group, which is made durable as a whole and then answered.
 
-With a log a group is one record of it, else one transaction. Transactions are made by a process of
-their own (writer_process.py), fed over a socket pair from the event loop. py-lmdb takes and drops
-the GIL at every row, so that a thread that writes and a loop that serves slow one another down.
-Measured on 2 cores with a client process that keeps 8 batches of 1,000 rows (16 B keys, 100 B
-values) of writes in flight, and 12 of reads beside them; "stall" is the longest that the loop kept
-a timer waiting:
+With a log a group is one record of it, else one transaction. A process of its own executes the
+transactions (writer_process.py), fed over a socket pair from the event loop. py-lmdb takes and
+releases the GIL at every row, so a writing thread and a serving event loop would slow each other
+down. Measured on 2 cores with a client process that keeps 8 batches of 1,000 rows (16 B keys, 100 B
+values) of writes in flight, and 12 of reads beside them; "stall" is the longest delay of a timer on
+the loop:
 
     writes alone     mixed: writes   reads        stall
     108,000 rows/s   88,700 rows/s   489,000/s    20.4 ms   a thread
@@ -15,13 +15,12 @@ a timer waiting:
     120,000         115,300          483,000      28.3 ms   a process, fed by a thread
     119,000         115,000          587,000       4.0 ms   a process, fed by the loop (this)
 
-(Putting on the loop and committing on a thread is not to be had: LMDB's write lock belongs to the
+(Putting on the loop and committing on a thread is impossible: LMDB's write lock belongs to the
 thread that took it. The mixed reads of the fourth line are from a run with 2 batches in flight.)
 
-Invariant: groups are applied and answered in order (commit_group.py has their life). Every
-queue is bounded: what does not fit is refused before it is sequenced. What a group holds of the
-bounds as a primary's writes it holds until it is complete, which may be long after it was committed
-here.
+Invariant: groups are applied and answered in order (commit_group.py has their states). Every queue
+is bounded: a write that does not fit is refused before it gets a sequence. A primary's writes count
+against the bounds until their group is complete, which may be long after it is durable here.
 """
 
 from __future__ import annotations
@@ -58,22 +57,22 @@ _BYTES = tuple(4**n * 1_024 for n in range(8))  # 1 KiB to 16 MiB
 
 
 class GroupFlow(Protocol):
-    """The way of groups from here: to followers, and to their completion (CommitTracker)."""
+    """Gets groups from the writer, for followers and for their completion (CommitTracker)."""
 
     def on_handed_over(self, group: CommitGroup) -> None:
-        """The group is on its way to the disk. Of its tickets that were refused nothing is stored
-        here: it must not be elsewhere.
+        """Note that the group was handed over to the disk. Its refused tickets are not stored here,
+        and must not be stored on followers.
         """
 
     def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
-        """The group is durable here, but for the tickets ``unstored``, which found no room.
-        ``whole``: no ticket is missing, nor one that was refused before the group was handed over.
-        Who waits for tickets is told right after this.
+        """Note that the group is durable here, except for the tickets ``unstored``, which found no
+        room. ``whole``: no ticket failed or was refused before the hand-over. The tickets are
+        answered right after this call.
         """
 
 
 class Writer:
-    """The event loop's end of the writer process. All methods belong to the loop's thread."""
+    """The event loop's side of the writer process. Belongs to the loop's thread."""
 
     def __init__(
         self,
@@ -97,20 +96,20 @@ class Writer:
         self._clock = clock
         self.disk = disk
         self._in_flight = 0  # groups that are out, at most _GROUPS_IN_FLIGHT
-        self._promised_rows = self._promised_size = 0  # of batches that are being queued
-        self._used_bytes = store.used_bytes()  # of the map, by the newest answer
-        self._refused_full = 0  # since that was logged
-        self._told_full_at = float("-inf")  # monotonic seconds
-        self._kick_due = False  # whether the open group is looked at when this turn ends
-        self._failed = ""  # why nothing is taken any more; "" while all is well
-        self._idle = asyncio.Event()  # set while nothing is queued or out
+        self._promised_rows = self._promised_size = 0  # reserved by batches that are being queued
+        self._used_bytes = store.used_bytes()  # of the store, by the newest answer
+        self._refused_full = 0  # writes refused since the last log line about a full store
+        self._logged_full_at = float("-inf")  # time of that log line, monotonic seconds
+        self._kick_due = False  # whether ``_kick`` is scheduled for the end of this turn
+        self._failed = ""  # why no more tickets are accepted; '': they are
+        self._idle = asyncio.Event()  # set while no ticket is queued or out
         self._idle.set()
         self.commit_rows = Histogram(_ROWS)
         self.commit_bytes = Histogram(_BYTES)
         self.commit_seconds = Histogram()
 
     async def start(self) -> None:
-        """Start what applies the groups."""
+        """Start the writer process."""
         await self._channel.open(self._on_answer, self._on_lost)
 
     @property
@@ -119,7 +118,7 @@ class Writer:
 
     @property
     def take_over_seconds(self) -> Histogram:
-        """Return how long the store takes to take over stretches of the log; empty without one."""
+        """Return the durations of the store's take-overs of the log; empty without a log."""
         channel = self._channel
         return channel.take_over_seconds if isinstance(channel, LoggedChannel) else Histogram()
 
@@ -132,10 +131,10 @@ class Writer:
         return self.pending.rows
 
     def check_room(self, rows: int, size: int, put_size: int) -> None:
-        """Check that so many more rows and bytes may be queued, ``put_size`` of them to be stored.
+        """Check that so many more rows and bytes may be queued, and ``put_size`` bytes stored.
 
-        Called before sequences are given. Twice the pending size is set aside for pages that are
-        half full.
+        Must be called before sequences are given. The store counts as full at twice the pending
+        size, since pages may be half full.
 
         Raises:
             ResourceExhaustedError: the queue is full.
@@ -158,28 +157,28 @@ class Writer:
             reason = (
                 f"the store holds {self._used_bytes} of {limit} bytes, {put_size} more do not fit"
             )
-            self._tell_full(1, reason)
+            self._log_full(1, reason)
             raise StorageFullError(node_id=self.pending.node_id, reason=reason)
 
     def fits(self, put_size: int) -> bool:
-        """Return whether so much more may be stored. What only removes may always try."""
+        """Return whether so many more bytes may be stored. Deletes may always be tried."""
         held_size = self.pending.size + self._promised_size + self._store.overlay.size
         limit = self._store.config.map_size_bytes
         return self._used_bytes + 2 * (held_size + put_size) <= limit
 
     def promise(self, rows: int, size: int, put_size: int) -> None:
-        """Set room aside for a batch that is queued in steps, so that batches side by side are
-        refused at once or taken whole. To be given back, step by step, with ``redeem``.
+        """Reserve room for a batch that is queued in steps, so that each of several concurrent
+        batches is accepted or refused as a whole. The caller releases the room by ``redeem``.
 
         Raises:
-            As ``check_room``.
+            The errors of ``check_room``.
         """
         self.check_room(rows, size, put_size)
         self._promised_rows += rows
         self._promised_size += size
 
     def redeem(self, rows: int, size: int) -> None:
-        """Give back promised room: what it was for is queued now, or will not be."""
+        """Release reserved room: its rows are queued now, or will not be."""
         self._promised_rows -= rows
         self._promised_size -= size
 
@@ -196,7 +195,9 @@ class Writer:
         bulk: bool = False,
         touched: U32Array | None = None,
     ) -> asyncio.Future[None]:
-        """Queue a ticket of the node's own work; see Ticket. The future ends as ``queue`` says."""
+        """Queue a ticket of the node's own work; see Ticket. The future ends like a ticket's in
+        ``queue``.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket = Ticket(
             durable=future,
@@ -212,8 +213,8 @@ class Writer:
         return future
 
     def queue(self, ticket: Ticket, rows: int, size: int, *, urgent: bool = False) -> None:
-        """Have the ticket join the open group. Its future ends when it is durable here; its errors:
-        StorageFullError (nothing was applied), UnknownFateError (the writer is gone).
+        """Add the ticket to the open group. Its waiter ends when it is durable here, or with
+        StorageFullError (nothing was applied) or UnknownFateError (the writer has stopped).
         """
         if self._failed:
             ticket.end(UnknownFateError(reason=self._failed))
@@ -229,35 +230,35 @@ class Writer:
             asyncio.get_running_loop().call_soon(self._kick)
 
     def end_group(self) -> None:
-        """Let what is queued from now on go into a later group than what is queued."""
+        """Seal the open group, so that later tickets join a later group."""
         if self.pending.open.tickets:
             self._seal()
 
     def begin(self, size: int) -> None:
-        """End the open group if it would be too large with so much more: it goes to followers as
-        one message. Called before what is to be written is decided, in the open group.
+        """Seal the open group if ``size`` more bytes would make it too large for one message to
+        followers. Must be called before a decision, which reads the open group.
         """
         group = self.pending.open
         if group.tickets and group.size + size > self._limits.group_bytes:
             self._seal()
 
     async def barrier(self) -> None:
-        """Wait until all that is queued now has been committed here, or refused."""
+        """Wait until all tickets that are queued now are durable here or refused."""
         if not self._idle.is_set():
             await self.submit((), 0, 0)
 
     async def settle(self, partition_ids: Iterable[int]) -> None:
-        """Wait until the store itself has all of these partitions that is durable now: for what
-        reads more of it than some keys.
+        """Wait until the store has taken over all durable rows of these partitions from the log.
+        Readers of whole ranges need that, since they do not read the overlay.
 
         Raises:
-            UnavailableError: the store does not catch up with its log.
+            UnavailableError: the store does not catch up with its log in time.
         """
         if self._store.lacks(partition_ids):
             await self._channel.settle()
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
-        """Store facts about the node, durably whatever the durability of records is."""
+        """Store facts about the node, synced whatever the durability of records is."""
         keys = list(values)
         encoded: list[bytes | None] = [value.encode() for value in values.values()]
         await self.submit(((META_DB, keys, encoded),), len(keys), 0, urgent=True)
@@ -271,18 +272,18 @@ class Writer:
         if group.state is GroupState.OUT or group.state in QUEUED:
             if group.stored is None:
                 stored = group.stored = asyncio.get_running_loop().create_future()
-                # Its error is looked at once, since all who waited may have gone by then.
+                # Retrieve its error once, since all waiters may be gone by then.
                 stored.add_done_callback(asyncio.Future.exception)
             assert isinstance(group.stored, asyncio.Future)
             await asyncio.shield(group.stored)
 
     async def drain(self) -> None:
-        """Wait until nothing is queued."""
+        """Wait until no ticket is queued or out."""
         await self._idle.wait()
 
     async def stop(self) -> bool:
-        """Drain, unless the disk hangs, and end the process; return whether it ended clean. Nothing
-        looks at the disk any more by now: one that begins to hang is waited for, but not for ever.
+        """Drain, unless the disk hangs, and end the process; return whether it ended cleanly. The
+        disk's health is not watched any more, so the drain has a timeout.
         """
         if not self._failed and not self.disk.hangs:
             with contextlib.suppress(TimeoutError):
@@ -293,17 +294,17 @@ class Writer:
             self._channel.kill()
         return await self._channel.close()
 
-    # --- inside --------------------------------------------------------------------------------
+    # --- internal ------------------------------------------------------------------------------
 
     def _seal(self) -> None:
-        """Close the open group; it waits for its turn."""
+        """Seal the open group, and hand over sealed groups if the process is free."""
         if self._failed:
             return
         self.pending.seal()
         self._pump()
 
     def _kick(self) -> None:
-        self._kick_due = False  # whether the open group is looked at when this turn ends
+        self._kick_due = False
         pending = self.pending
         if pending.open.tickets and self._in_flight < _GROUPS_IN_FLIGHT and not pending.sealed:
             self._seal()
@@ -319,7 +320,7 @@ class Writer:
             self.disk.handed_over(group)
             self._channel.send(group.frame())
             self._flow.on_handed_over(group)
-            for ticket in group.tickets:  # what is sent is sent
+            for ticket in group.tickets:  # the process has the writes now
                 ticket.writes, ticket.records = (), {}
 
     def _on_answer(self, answer: Answer) -> None:
@@ -343,20 +344,20 @@ class Writer:
         self._flow.on_durable(group, unstored, whole=whole and not unstored)
         group.answer()
         if failures:
-            self._tell_full(len(failures), next(iter(failures.values())))
+            self._log_full(len(failures), next(iter(failures.values())))
         self._pump()
         if self.pending.open.tickets:
             self._kick()
         elif self.pending.idle:
             self._idle.set()
 
-    def _tell_full(self, refused: int, reason: str) -> None:
-        """Log it, at most once a second: everyone who writes meets it."""
+    def _log_full(self, refused: int, reason: str) -> None:
+        """Log refusals of a full store, at most once a second."""
         self._refused_full += refused
         now = time.monotonic()
-        if now - self._told_full_at >= _TELL_FULL_EVERY_S:
+        if now - self._logged_full_at >= _TELL_FULL_EVERY_S:
             log.warning("store full: writes refused count=%d reason=%s", self._refused_full, reason)
-            self._told_full_at, self._refused_full = now, 0
+            self._logged_full_at, self._refused_full = now, 0
 
     def _on_lost(self) -> None:
         if self._failed:
@@ -368,5 +369,5 @@ class Writer:
 
 
 def columns(keys: Sequence[bytes], value: bytes | None) -> tuple[list[bytes], list[bytes | None]]:
-    """Return ``keys`` and as many times ``value``."""
+    """Return ``keys``, and ``value`` as often."""
     return list(keys), [value] * len(keys)
