@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.figures import Figure
 from bench.measuring import bare_lmdb, cpu_s, family, resident_mb
 from koinon.cli import benchmark
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 
 READY_S = 120.0
 QUIET_S = 10.0
@@ -36,7 +36,9 @@ def operations(*, seconds: float = 3.0, nodes: tuple[int, ...] = (1, 3)) -> Iter
 def rest(*, partitions: int = 1024, seconds: float = 30.0) -> Iterator[Figure]:
     """Measure CPU, wake-ups and memory of three coordinators and three nodes without clients."""
     flags = ("--partitions", str(partitions))
-    with closing(LocalCluster(nodes=3, coordinators=3, coordinator_flags=flags)) as cluster:
+    with closing(
+        LocalCluster(nodes=3, coordinators=3, setup=Setup(coordinator_flags=flags))
+    ) as cluster:
         cluster.start()
         cluster.wait_ready(READY_S)
         time.sleep(QUIET_S)

@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.figures import Figure
 from bench.measuring import percentile
 from koinon import aio
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import Table
 from koinon_proto.partitioner import partitioner
@@ -184,7 +184,7 @@ def stops(*, rounds: int = 3, replicas: int = 3) -> Iterator[Figure]:
     Raises AssertionError if an operation failed, or returned an impossible result.
     """
     with (
-        LocalCluster(nodes=3, coordinators=3, replication_factor=replicas) as cluster,
+        LocalCluster(nodes=3, coordinators=3, setup=Setup(replication_factor=replicas)) as cluster,
         cluster.admin() as admin,
         SteadyLoad(cluster) as load,
     ):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from bench.figures import Figure
 from bench.measuring import PARTITIONS, VALUE, seconds_of
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.partitioner import PARTITIONERS, partitioner
 
 LENGTHS = {"16 bytes": (16, 16), "41 bytes": (41, 41), "8-64 bytes": (8, 64)}
@@ -95,7 +95,7 @@ def routers(*, batches: int = 120, scans: int = 40) -> Iterator[Figure]:
     with ExitStack() as stack:
         clients: dict[str, Client] = {}
         for router in names:
-            cluster = stack.enter_context(LocalCluster(coordinators=1, router=router))
+            cluster = stack.enter_context(LocalCluster(coordinators=1, setup=Setup(router=router)))
             clients[router] = stack.enter_context(cluster.client())
         for seed in range(batches):
             for router, client in clients.items():

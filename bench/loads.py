@@ -14,7 +14,7 @@ from typing import Any
 from bench.figures import Aim, Figure
 from bench.measuring import latencies, steady_clients
 from bench.peers import servers
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 
 NODES = 3
 READS = 5
@@ -63,7 +63,9 @@ def measure(
         for column, some in (("warm-up", frame.limit(1_000)), ("first job", frame),
                              ("second job", frame)):  # fmt: skip
             warm = column == "warm-up"
-            with LocalCluster(nodes=NODES, coordinators=1, replication_factor=copies) as cluster:
+            with LocalCluster(
+                nodes=NODES, coordinators=1, setup=Setup(replication_factor=copies)
+            ) as cluster:
                 total, path = (some.count(), None) if warm else (count, file)
                 job = _load(some, settings(cluster.coordinators), total, path)
                 figures = [*job, *_read_back(spark, cluster.coordinators, total)]

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from bench.figures import Aim, Figure
 from bench.measuring import VALUE, cpu_s
 from koinon.client import Client
-from koinon.local import LocalCluster, servers
+from koinon.local import LocalCluster, Setup, servers
 from koinon_proto.partitioner import partitioner_of
 
 AIMS = (
@@ -54,7 +54,9 @@ def _operations(client: Client) -> dict[str, Callable[[bytes], object]]:
 @contextmanager
 def _cluster(copies: int) -> Iterator[LocalCluster]:
     flags = ("--replication-factor", str(copies))
-    with LocalCluster(nodes=copies, coordinators=1, coordinator_flags=flags) as cluster:
+    with LocalCluster(
+        nodes=copies, coordinators=1, setup=Setup(coordinator_flags=flags)
+    ) as cluster:
         yield cluster
 
 

@@ -20,7 +20,7 @@ from demo.stage import Stage
 from koinon.client import Client
 from koinon.geo import CELL_BYTES, cell_keys
 from koinon.ingest.session import spark_session
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.wording import count, duration_text
 from koinon_proto.partitioner import partitioner_of
 
@@ -52,7 +52,9 @@ def drivers_meet_riders(play: Play) -> None:
     stage.act(f"Drivers meet riders: {EVENTS:,} events of {DRIVERS} drivers in {len(CITIES)} cells")
     flags = ["--partitions", str(PARTITIONS)]
     with (
-        LocalCluster(coordinators=1, router=f"h3:{RESOLUTION}", coordinator_flags=flags) as cluster,
+        LocalCluster(
+            coordinators=1, setup=Setup(router=f"h3:{RESOLUTION}", coordinator_flags=flags)
+        ) as cluster,
         cluster.client(timeout_ms=RIDE_TIMEOUT_MS) as client,
     ):
         name = client.table().cluster.partitioner

@@ -15,7 +15,7 @@ from demo.cities import NoDataError, load_cities
 from demo.play import Play
 from demo.stage import MismatchError, Stage
 from koinon.java import find_java
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.wording import count, duration_text
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.printable import protect_streams
@@ -66,7 +66,7 @@ def play(stage: Stage, rows_max: int | None) -> None:
     stage.act("Three coordinators and three nodes, each a process of its own")
     began = time.monotonic()
     flags = ["--partitions", str(PARTITIONS), "--partitioner", "crc16"]
-    with LocalCluster(coordinator_flags=flags) as cluster:
+    with LocalCluster(setup=Setup(coordinator_flags=flags)) as cluster:
         stage.check(True, f"up and serving after {duration_text(time.monotonic() - began)}")
         for name in cluster.names:
             kind = "coordinator" if name in cluster.coordinator_names else "node"

@@ -27,7 +27,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
 from bench.measuring import node_pids
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.local.cluster_files import choose_addresses
 from koinon.local.processes import Guardian, ManagedProcess, wait_stopped
 
@@ -78,9 +78,10 @@ def start(servers: str, stack: ExitStack) -> Running:
     cluster = stack.enter_context(
         LocalCluster(
             nodes=NODES,
-            replication_factor=copies,
             tls=kind == "tls",
-            partitioner="crc16" if kind == "guest" else "murmur2",
+            setup=Setup(
+                replication_factor=copies, partitioner="crc16" if kind == "guest" else "murmur2"
+            ),
         )
     )
     pids = partial(node_pids, cluster)

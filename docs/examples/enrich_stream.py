@@ -24,6 +24,7 @@ from pyspark.sql import functions as f
 
 import koinon
 from koinon.ingest.session import spark_session
+from koinon.local import Setup
 from koinon.spark import partition_id
 from koinon_proto.partitioner import partitioner
 
@@ -142,7 +143,7 @@ def main() -> int:
         coordinators = options.coordinators
         if coordinators is None:
             flags = ["--partitions", str(PARTITIONS)]
-            cluster = stack.enter_context(koinon.LocalCluster(coordinator_flags=flags))
+            cluster = stack.enter_context(koinon.LocalCluster(setup=Setup(coordinator_flags=flags)))
             coordinators = cluster.coordinators
         return run(coordinators, options.clicks)
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from tests.client.kit.fake_cluster import FakeCluster
 from tests.kit.clusters import running_cluster
 
@@ -20,7 +20,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def routed() -> Iterator[LocalCluster]:
-    with running_cluster(nodes=1, coordinators=1, router="until:2f") as cluster:
+    with running_cluster(nodes=1, coordinators=1, setup=Setup(router="until:2f")) as cluster:
         yield cluster
 
 

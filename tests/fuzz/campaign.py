@@ -12,7 +12,7 @@ import grpc
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.local.processes import ProcessState
 from koinon_proto.contract.errors import InternalError
 from koinon_proto.contract.table import NodeStatus
@@ -184,7 +184,7 @@ class _Cancelling:
 def running() -> Iterator[Campaign]:
     """A campaign against three coordinators and three nodes."""
     flags = ["--partitions", str(PARTITIONS)]
-    with LocalCluster(coordinator_flags=flags) as cluster:
+    with LocalCluster(setup=Setup(coordinator_flags=flags)) as cluster:
         campaign = Campaign(cluster)
         try:
             yield campaign

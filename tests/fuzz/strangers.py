@@ -22,7 +22,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from koinon.certs.authority import Authority, Identity
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports, Setup
 from koinon_proto.security.names import ANY_SERVER, Kind
 from tests.fuzz.campaign import Beside, Watch
 from tests.scraping import Scrape, scrape
@@ -339,7 +339,11 @@ def running(directory: Path) -> Iterator[Strangers]:
     """Strangers at the ports of one coordinator and two nodes."""
     flags = ["--partitions", "16"]
     with LocalCluster(
-        coordinators=1, nodes=2, tls=True, metrics=True, coordinator_flags=flags
+        coordinators=1,
+        nodes=2,
+        tls=True,
+        setup=Setup(coordinator_flags=flags),
+        ports=Ports(metrics=True),
     ) as cluster:
         strangers = Strangers(cluster, directory)
         try:

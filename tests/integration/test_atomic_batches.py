@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import koinon
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.contract.errors import CheckFailedError, KoinonError
 from tests.conftest import ClusterFactory
 from tests.integration.copies import is_settled
@@ -89,7 +89,9 @@ class Writers(Beside):
 def tagged(make_cluster: ClusterFactory) -> LocalCluster:
     """A cluster that routes keys by their hash tags."""
     flags = ["--partitions", "16", "--partitioner", "crc16"]
-    cluster = make_cluster(nodes=3, coordinators=1, replication_factor=3, coordinator_flags=flags)
+    cluster = make_cluster(
+        nodes=3, coordinators=1, setup=Setup(replication_factor=3, coordinator_flags=flags)
+    )
     cluster.start()
     cluster.wait_ready()
     cluster.wait_for(is_settled, timeout_s=60, what="all are in sync")

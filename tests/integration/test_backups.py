@@ -22,7 +22,7 @@ from koinon.backup.cut_sessions import NodeCut
 from koinon.backup.destination import Destination
 from koinon.backup.manifest import NAME, BackupDamagedError, BackupError, Manifest
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.plans import PlanKind, PlanRequest
 from koinon.spark.cluster import Cluster
 from koinon_proto.contract.errors import KoinonError
@@ -43,7 +43,9 @@ Rows = dict[bytes, tuple[bytes, int | None]]
 @pytest.fixture(scope="module")
 def served() -> Iterator[LocalCluster]:
     flags = ["--partitions", str(PARTITIONS)]
-    with running_cluster(coordinators=1, replication_factor=2, coordinator_flags=flags) as cluster:
+    with running_cluster(
+        coordinators=1, setup=Setup(replication_factor=2, coordinator_flags=flags)
+    ) as cluster:
         yield cluster
 
 

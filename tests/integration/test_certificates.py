@@ -14,7 +14,7 @@ import koinon
 from koinon.certs import identity_files as files
 from koinon.certs.authority import CERTIFICATE_FILE
 from koinon.cli.app import make_app
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.local.identities import member_bundle, prepare, root_bundle
 from koinon.operate.admin import Admin
 from koinon_proto.contract.errors import UnavailableError
@@ -34,7 +34,7 @@ COMMANDS = (("renew",), *(("rotate-ca", step) for step in ("add", "issue", "drop
 def test_replacing_the_authority_and_all_certificates_fails_no_operation(
     make_cluster: ClusterFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
-    cluster = make_cluster(tmp_path / "c", nodes=3, tls=True, coordinator_flags=FLAGS)
+    cluster = make_cluster(tmp_path / "c", nodes=3, tls=True, setup=Setup(coordinator_flags=FLAGS))
     cluster.start()
     cluster.wait_ready()
     monkeypatch.setenv(BUNDLE_VARIABLE, cluster.tls_bundle)
@@ -81,7 +81,7 @@ def test_turning_tls_on_in_a_live_cluster_fails_no_operation(
     make_cluster: ClusterFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(BUNDLE_VARIABLE, raising=False)
-    cluster = make_cluster(nodes=3, coordinator_flags=[*FLAGS, *PATIENT])
+    cluster = make_cluster(nodes=3, setup=Setup(coordinator_flags=[*FLAGS, *PATIENT]))
     cluster.start()
     wait_well(cluster)
     root = root_bundle(tmp_path)
@@ -121,7 +121,10 @@ def test_turning_tls_on_in_a_live_cluster_fails_no_operation(
 def test_cluster_that_allows_tls_takes_plain_callers_too(make_cluster: ClusterFactory) -> None:
     flags = ["--tls", "allow"]
     cluster = make_cluster(
-        coordinators=1, nodes=2, tls=True, node_flags=flags, coordinator_flags=[*FLAGS, *flags]
+        coordinators=1,
+        nodes=2,
+        tls=True,
+        setup=Setup(node_flags=flags, coordinator_flags=[*FLAGS, *flags]),
     )
     cluster.start()
     cluster.wait_ready()  # servers reach one another plain

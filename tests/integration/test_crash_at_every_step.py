@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.plans import PlanKind, PlanRequest
 from koinon_proto.contract.table import (
@@ -53,8 +53,9 @@ def start(make_cluster: ClusterFactory) -> Callable[..., LocalCluster]:
         cluster = make_cluster(
             nodes=nodes,
             coordinators=3 if victim == "leader" else 1,
-            replication_factor=factor,
-            coordinator_flags=["--partitions", str(PARTITIONS)],
+            setup=Setup(
+                replication_factor=factor, coordinator_flags=["--partitions", str(PARTITIONS)]
+            ),
         )
         cluster.start()
         cluster.wait_ready()

@@ -16,7 +16,7 @@ import pytest
 
 from koinon.client import Client
 from koinon.driver.rpc.channels import OPTIONS
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.cluster_status import ClusterStatus
 from koinon_proto.contract import errors
@@ -126,7 +126,7 @@ def test_coordinators_killed_one_after_the_other_clients_see_no_error(
 ) -> None:
     """Leases are long: on a machine that does much else an election may outlast the usual ones."""
     flags = ["--lease-ms", "5000", "--session-timeout-ms", "8000"]
-    cluster = make_cluster(coordinators=3, nodes=3, coordinator_flags=flags)
+    cluster = make_cluster(coordinators=3, nodes=3, setup=Setup(coordinator_flags=flags))
     cluster.start()
     before = cluster.wait_ready()
     with Workload(cluster, "one-by-one") as load:
@@ -190,7 +190,7 @@ def test_node_killed_under_load_rides_through_its_restart(
 @pytest.fixture(scope="module")
 def lone_copies() -> Iterator[LocalCluster]:
     """Two nodes, each with the only copies of what it leads."""
-    with running_cluster(nodes=2, coordinators=1, replication_factor=1) as cluster:
+    with running_cluster(nodes=2, coordinators=1, setup=Setup(replication_factor=1)) as cluster:
         yield cluster
 
 

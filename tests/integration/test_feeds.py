@@ -19,7 +19,7 @@ import pytest
 import koinon
 from koinon.client import Client
 from koinon.core.feeds import FeedPositions
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.plans import PlanKind, PlanRequest
 from koinon_proto.contract.errors import ClientClosedError, InvalidArgumentError, WrongClusterError
@@ -38,7 +38,9 @@ TIMEOUT_S = 90.0
 
 def started(make_cluster: ClusterFactory, factor: int, **how: int) -> LocalCluster:
     flags = [*PARTITIONS, "--replication-factor", str(factor)]
-    cluster = make_cluster(coordinators=1, coordinator_flags=flags, **{"nodes": 3, **how})
+    cluster = make_cluster(
+        coordinators=1, **{"nodes": 3, **how}, setup=Setup(coordinator_flags=flags)
+    )
     cluster.start()
     cluster.wait_ready()
     return cluster
@@ -118,7 +120,7 @@ def test_consumer_of_the_docs_keeps_its_copy_equal(cluster: LocalCluster) -> Non
 def test_atomic_batches_are_seen_whole_and_in_one_batch() -> None:
     keys = [b"feed/a", b"feed/b", b"feed/c"]
     with (
-        running_cluster(nodes=1, coordinators=1, router="until:2f") as cluster,
+        running_cluster(nodes=1, coordinators=1, setup=Setup(router="until:2f")) as cluster,
         cluster.client() as client,
     ):
         feed = client.changes(prefix=b"feed/", since="now")

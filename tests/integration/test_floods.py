@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports, Setup
 from koinon_node.resp.memory_budget import BUDGET_BYTES, MIB, STRANGERS_BYTES
 from tests.fuzz.campaign import Beside, Watch
 from tests.integration.floods import ATTACKS
@@ -32,7 +32,9 @@ OF_GRPC = ("header_blocks", "blocks_of_small_headers", "endless_continuation")
 
 @pytest.fixture(scope="module")
 def flooded() -> Iterator[Flooded]:
-    with LocalCluster(coordinators=1, nodes=3, metrics=True, coordinator_flags=FLAGS) as cluster:
+    with LocalCluster(
+        coordinators=1, nodes=3, setup=Setup(coordinator_flags=FLAGS), ports=Ports(metrics=True)
+    ) as cluster:
         beside = Beside(cluster)
         yield Flooded(cluster, beside)
         beside.close()
@@ -138,7 +140,9 @@ def test_flood_at_the_redis_port_is_held_in_bounds(flooded: Flooded, name: str) 
 
 @pytest.mark.long
 def test_strangers_by_tls_hold_their_share_and_no_more() -> None:
-    with LocalCluster(coordinators=1, nodes=1, tls=True, coordinator_flags=FLAGS) as cluster:
+    with LocalCluster(
+        coordinators=1, nodes=1, tls=True, setup=Setup(coordinator_flags=FLAGS)
+    ) as cluster:
         watch, peak = Watch(cluster), Peak(cluster.pid("n1"))
         watch.check()
         log = cluster.log_path("n1")

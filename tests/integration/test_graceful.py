@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from tests.checkers.steady import SteadyLoad
 from tests.conftest import ClusterFactory
@@ -38,7 +38,9 @@ pytestmark = pytest.mark.timeout(300 * ROUNDS)
 
 
 def start(make_cluster: ClusterFactory, replicas: int) -> LocalCluster:
-    cluster = make_cluster(replication_factor=replicas, coordinator_flags=[*PARTITIONS, *PATIENT])
+    cluster = make_cluster(
+        setup=Setup(replication_factor=replicas, coordinator_flags=[*PARTITIONS, *PATIENT])
+    )
     cluster.start()
     wait_well(cluster)
     return cluster
@@ -63,7 +65,7 @@ def test_rolling_restart_fails_no_operation(make_cluster: ClusterFactory, replic
 @pytest.fixture(scope="module")
 def stoppable() -> Iterator[LocalCluster]:
     with running_cluster(
-        replication_factor=3, coordinator_flags=[*PARTITIONS, *PATIENT]
+        setup=Setup(replication_factor=3, coordinator_flags=[*PARTITIONS, *PATIENT])
     ) as cluster:
         yield cluster
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.cluster_status import ClusterStatus
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
@@ -24,7 +24,7 @@ KEYS = [b"key:%d" % number for number in range(64)]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Each test waits until whom it has stopped is back."""
-    with running_cluster(coordinator_flags=("--partitions", "64")) as made:
+    with running_cluster(setup=Setup(coordinator_flags=("--partitions", "64"))) as made:
         try:
             with loop_stands_still(pid_of(made, "n1")):
                 pass

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.judge.health import problems
@@ -43,7 +43,9 @@ def shaken() -> Iterator[LocalCluster]:
     flags = ["--partitions", "64", "--replication-factor", "3"]
     # With a log in front of the store a writer process that is stopped is noticed later.
     direct = ["--write-ahead-log", "off"]
-    with running_cluster(coordinators=1, coordinator_flags=flags, node_flags=direct) as cluster:
+    with running_cluster(
+        coordinators=1, setup=Setup(coordinator_flags=flags, node_flags=direct)
+    ) as cluster:
         yield cluster
 
 
@@ -51,7 +53,7 @@ def shaken() -> Iterator[LocalCluster]:
 def logged(make_cluster: ClusterFactory) -> LocalCluster:
     """Three nodes with a write-ahead log."""
     flags = ["--partitions", "64", "--replication-factor", "3"]
-    cluster = make_cluster(coordinators=1, coordinator_flags=flags)
+    cluster = make_cluster(coordinators=1, setup=Setup(coordinator_flags=flags))
     cluster.start()
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
     return cluster

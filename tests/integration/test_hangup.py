@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from koinon.certs.authority import Authority
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.local.processes import identify
 from koinon.operate.admin import Admin
 from koinon_proto.contract.access import User
@@ -26,8 +26,10 @@ def test_servers_go_on_after_a_hangup_and_read_their_files_again(
         nodes=1,
         coordinators=1,
         tls=True,
-        coordinator_flags=["--audit-log", str(logs["c1"])],
-        node_flags=["--audit-log", str(logs["n1"]), "--audit-data-every", "1"],
+        setup=Setup(
+            coordinator_flags=["--audit-log", str(logs["c1"])],
+            node_flags=["--audit-log", str(logs["n1"]), "--audit-data-every", "1"],
+        ),
     )
     cluster.start()
     cluster.wait_ready()

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from koinon.local import Setup
 from koinon.options import Transport
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
@@ -20,7 +21,7 @@ def test_nodes_stopped_in_turn_under_load_fail_no_operation(
     make_cluster: ClusterFactory, partitions: int, transport: Transport
 ) -> None:
     flags = ["--partitions", str(partitions), "--replication-factor", "3"]
-    cluster = make_cluster(nodes=3, coordinators=1, coordinator_flags=flags)
+    cluster = make_cluster(nodes=3, coordinators=1, setup=Setup(coordinator_flags=flags))
     cluster.start()
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
     with RecordedLoad(partial(cluster.client, transport=transport)) as load:
@@ -39,7 +40,7 @@ def test_nodes_stopped_in_turn_under_load_fail_no_operation(
 
 def test_node_that_holds_the_only_copies_just_stops(make_cluster: ClusterFactory) -> None:
     flags = ["--partitions", "64", "--replication-factor", "1"]
-    cluster = make_cluster(nodes=2, coordinators=1, coordinator_flags=flags)
+    cluster = make_cluster(nodes=2, coordinators=1, setup=Setup(coordinator_flags=flags))
     cluster.start()
     cluster.wait_ready()
     rows = {b"%d" % n: b"v" for n in range(100)}

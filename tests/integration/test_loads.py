@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.loads_client import LoadsClient, LoadState
 from koinon.operate.plans import PlanKind, PlanRequest
@@ -50,7 +50,9 @@ def whole_with() -> Iterator[Callable[[int], LocalCluster]]:
         @functools.cache
         def with_factor(factor: int) -> LocalCluster:
             return running.enter_context(
-                running_cluster(replication_factor=factor, coordinator_flags=FEW_PARTITIONS)
+                running_cluster(
+                    setup=Setup(replication_factor=factor, coordinator_flags=FEW_PARTITIONS)
+                )
             )
 
         def whole(factor: int) -> LocalCluster:
@@ -74,7 +76,7 @@ def settle(cluster: LocalCluster) -> None:
 @pytest.fixture(scope="module")
 def small() -> Iterator[LocalCluster]:
     """One cluster for the tests that break nothing."""
-    with running_cluster(coordinators=1, coordinator_flags=FEW_PARTITIONS) as cluster:
+    with running_cluster(coordinators=1, setup=Setup(coordinator_flags=FEW_PARTITIONS)) as cluster:
         yield cluster
 
 
@@ -299,7 +301,9 @@ def test_load_that_deletes_and_expires_rows_is_whole_though_a_node_dies_while_it
 
 
 def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) -> None:
-    cluster = make_cluster(coordinators=1, replication_factor=2, coordinator_flags=FEW_PARTITIONS)
+    cluster = make_cluster(
+        coordinators=1, setup=Setup(replication_factor=2, coordinator_flags=FEW_PARTITIONS)
+    )
     cluster.start()
     cluster.wait_ready()
     admin = Admin(cluster.coordinators)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.plans import PlanKind, PlanRequest
 from tests.integration.copies import is_settled
@@ -31,7 +31,7 @@ TIMEOUT_S = 120.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with running_cluster(
-        metrics=True, coordinator_flags=["--partitions", str(PARTITIONS)]
+        setup=Setup(coordinator_flags=["--partitions", str(PARTITIONS)]), ports=Ports(metrics=True)
     ) as running:
         running.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all replicas are in sync")
         yield running

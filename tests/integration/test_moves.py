@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.plans import PlanKind, PlanRequest
 from koinon_proto.contract.table import NodeStatus
@@ -63,7 +63,7 @@ def test_rebalance_goes_on_when_a_participant_is_killed(
 ) -> None:
     flags = [*FEW_PARTITIONS, "--replication-factor", str(factor)]
     coordinators = 3 if victim == "leader" else 1
-    cluster = make_cluster(nodes=3, coordinators=coordinators, coordinator_flags=flags)
+    cluster = make_cluster(nodes=3, coordinators=coordinators, setup=Setup(coordinator_flags=flags))
     cluster.start()
     cluster.wait_ready()
     with (
@@ -89,7 +89,7 @@ def test_rebalance_goes_on_when_a_participant_is_killed(
 
 
 def test_cancelled_rebalance_leaves_everything_where_it_was(make_cluster: ClusterFactory) -> None:
-    cluster = make_cluster(nodes=3, coordinators=1, coordinator_flags=FEW_PARTITIONS)
+    cluster = make_cluster(nodes=3, coordinators=1, setup=Setup(coordinator_flags=FEW_PARTITIONS))
     cluster.start()
     before = cluster.wait_ready().table
     assert before is not None
@@ -119,7 +119,7 @@ def test_cancelled_rebalance_leaves_everything_where_it_was(make_cluster: Cluste
 def test_drained_node_is_removed_and_factor_changes_under_load(
     make_cluster: ClusterFactory,
 ) -> None:
-    cluster = make_cluster(nodes=4, coordinators=1, coordinator_flags=FEW_PARTITIONS)
+    cluster = make_cluster(nodes=4, coordinators=1, setup=Setup(coordinator_flags=FEW_PARTITIONS))
     cluster.start()
     cluster.wait_ready()
     with (

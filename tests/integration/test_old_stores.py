@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.judge.health import notes, problems
 from koinon_proto.contract.errors import KoinonError
@@ -25,8 +25,7 @@ def started(make_cluster: ClusterFactory, copies: int, log: str, nodes: int = 2)
     cluster = make_cluster(
         nodes=nodes,
         coordinators=1,
-        coordinator_flags=flags,
-        node_flags=["--write-ahead-log", log],
+        setup=Setup(coordinator_flags=flags, node_flags=["--write-ahead-log", log]),
     )
     cluster.start()
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")

@@ -13,7 +13,7 @@ import pytest
 
 from koinon.cli.console.command import DONE, INTERRUPTED
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.plans import PlanKind, PlanRequest
@@ -64,7 +64,9 @@ def begin(cluster: LocalCluster, log: Path, *arguments: str) -> subprocess.Popen
 def started(make_cluster: ClusterFactory, *, nodes: int = 3, coordinators: int = 1) -> LocalCluster:
     """Start a cluster that holds the ballast."""
     flags = ["--partitions", str(PARTITIONS)]
-    cluster = make_cluster(nodes=nodes, coordinators=coordinators, coordinator_flags=flags)
+    cluster = make_cluster(
+        nodes=nodes, coordinators=coordinators, setup=Setup(coordinator_flags=flags)
+    )
     cluster.start()
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica is in sync")
     with cluster.client() as client:

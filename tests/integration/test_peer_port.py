@@ -10,7 +10,7 @@ import ssl
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports, Setup
 from tests.conftest import ClusterFactory
 from tests.integration.copies import epochs
 from tests.integration.rolling import PATIENT, restart
@@ -54,7 +54,13 @@ def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
 def test_all_streams_stand_and_again_after_the_leader_was_killed_paused_and_stopped(
     make_cluster: ClusterFactory, tls: bool
 ) -> None:
-    cluster = make_cluster(coordinators=3, nodes=3, tls=tls, metrics=True, coordinator_flags=FLAGS)
+    cluster = make_cluster(
+        coordinators=3,
+        nodes=3,
+        tls=tls,
+        setup=Setup(coordinator_flags=FLAGS),
+        ports=Ports(metrics=True),
+    )
     cluster.start()
     cluster.wait_ready()
     nodes_before, _ = epochs(cluster.status())
@@ -79,7 +85,9 @@ def test_all_streams_stand_and_again_after_the_leader_was_killed_paused_and_stop
 
 
 def test_garbage_at_the_peer_ports_disturbs_nobody(make_cluster: ClusterFactory) -> None:
-    cluster = make_cluster(coordinators=3, nodes=3, metrics=True, coordinator_flags=FLAGS)
+    cluster = make_cluster(
+        coordinators=3, nodes=3, setup=Setup(coordinator_flags=FLAGS), ports=Ports(metrics=True)
+    )
     cluster.start()
     cluster.wait_ready()
     before = epochs(cluster.status())

@@ -19,7 +19,7 @@ import pytest
 
 from koinon.client import Client
 from koinon.driver.rpc.channels import OPTIONS
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon_proto.contract import convert, errors
 from koinon_proto.server import rpc
@@ -111,8 +111,7 @@ def test_flood_of_writes_is_refused_at_once_and_what_was_taken_is_written(
     cluster = make_cluster(
         nodes=1,
         coordinators=1,
-        node_flags=["--write-ahead-log", "off"],
-        coordinator_flags=PATIENT,
+        setup=Setup(node_flags=["--write-ahead-log", "off"], coordinator_flags=PATIENT),
     )
     cluster.start()
     cluster.wait_ready()

@@ -14,7 +14,7 @@ import redis
 from redis.cluster import RedisCluster
 from redis.exceptions import LockError
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.partitioner import slot_of
 from tests.integration.copies import is_settled
 from tests.kit.clusters import running_cluster
@@ -28,7 +28,9 @@ TIMEOUT_S = 60.0
 @pytest.fixture(scope="module")
 def slots() -> Iterator[LocalCluster]:
     """Three nodes that route by Redis's slots, all in sync."""
-    with running_cluster(nodes=3, coordinators=1, coordinator_flags=PARTITIONER) as cluster:
+    with running_cluster(
+        nodes=3, coordinators=1, setup=Setup(coordinator_flags=PARTITIONER)
+    ) as cluster:
         cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all are in sync")
         yield cluster
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.cluster import RedisCluster
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.partitioner import slot_of
 from tests.integration.copies import is_settled
 from tests.integration.rolling import PATIENT
@@ -28,7 +28,7 @@ ABORTED = "EXECABORT Transaction discarded because of previous errors."
 def slots() -> Iterator[LocalCluster]:
     """Two nodes that route by Redis's slots, all in sync."""
     with running_cluster(
-        nodes=2, coordinators=1, coordinator_flags=[*PARTITIONER, *PATIENT]
+        nodes=2, coordinators=1, setup=Setup(coordinator_flags=[*PARTITIONER, *PATIENT])
     ) as cluster:
         cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all are in sync")
         yield cluster
@@ -412,7 +412,7 @@ def test_redis_cli_carries_out_a_transaction(slots: LocalCluster, tag: bytes) ->
 def test_plain_client_of_a_cluster_with_another_router() -> None:
     """Keys with the same routing bytes lie together there; slots mean nothing."""
     with (
-        running_cluster(nodes=1, coordinators=1, router="until:2f") as cluster,
+        running_cluster(nodes=1, coordinators=1, setup=Setup(router="until:2f")) as cluster,
         lone(cluster, "n1") as client,
         client.pipeline(transaction=True) as pipe,
     ):

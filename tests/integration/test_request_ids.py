@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import koinon
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.loads_client import LoadsClient
 from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.partitioner import partitioner
@@ -27,8 +27,7 @@ def cluster() -> Iterator[LocalCluster]:
     with running_cluster(
         nodes=2,
         coordinators=1,
-        coordinator_flags=["--partitions", "16", *FLAGS],
-        node_flags=FLAGS,
+        setup=Setup(coordinator_flags=["--partitions", "16", *FLAGS], node_flags=FLAGS),
     ) as running:
         running.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all replicas are in sync")
         yield running

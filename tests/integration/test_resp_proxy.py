@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.contract.access import Action, Effect, Grant, Role, User, make_token
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -33,7 +33,7 @@ KEYS = 120
 def proxies() -> Iterator[LocalCluster]:
     """Three nodes, each of which serves every key."""
     with running_cluster(
-        nodes=3, coordinators=1, coordinator_flags=FLAGS, node_flags=["--resp-proxy"]
+        nodes=3, coordinators=1, setup=Setup(coordinator_flags=FLAGS, node_flags=["--resp-proxy"])
     ) as cluster:
         cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all are in sync")
         yield cluster
@@ -205,7 +205,10 @@ def over_tls(cluster: LocalCluster, name: str, *token: str) -> RespClient:
 def test_rights_of_the_clients_user_hold_at_every_node() -> None:
     grant = Grant(effect=Effect.ALLOW, actions=(Action.READ, Action.WRITE), prefix=b"app:")
     with LocalCluster(
-        nodes=3, coordinators=1, tls=True, coordinator_flags=FLAGS, node_flags=["--resp-proxy"]
+        nodes=3,
+        coordinators=1,
+        tls=True,
+        setup=Setup(coordinator_flags=FLAGS, node_flags=["--resp-proxy"]),
     ) as cluster:
         token, text = make_token("app", created_s=0)
         with cluster.admin() as admin:

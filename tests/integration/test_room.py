@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from koinon.client import Client
+from koinon.local import Setup
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.judge.machines import used_share
 from koinon.operate.plans import PlanKind, PlanRequest
@@ -26,8 +27,10 @@ def test_drain_fills_no_node_so_that_writes_would_be_refused(make_cluster: Clust
     cluster = make_cluster(
         nodes=3,
         coordinators=1,
-        coordinator_flags=["--partitions", "64", "--replication-factor", "1"],
-        node_flags=["--map-size-bytes", str(MAP_BYTES)],
+        setup=Setup(
+            coordinator_flags=["--partitions", "64", "--replication-factor", "1"],
+            node_flags=["--map-size-bytes", str(MAP_BYTES)],
+        ),
     )
     cluster.start()
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every partition served")

@@ -16,7 +16,7 @@ from koinon import aio
 from koinon.cli.app import make_app
 from koinon.client import Client
 from koinon.core.atomic import Operation
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.local.cluster_files import LocalClusterError
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.partitioner import partitioner
@@ -33,9 +33,9 @@ def routed(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     with running_cluster(
         nodes=nodes,
         coordinators=1,
-        partitioner=request.param,
-        router="until:2F",
-        coordinator_flags=["--partitions", "64"],
+        setup=Setup(
+            partitioner=request.param, router="until:2F", coordinator_flags=["--partitions", "64"]
+        ),
     ) as cluster:
         with cluster.client() as client:
             client.put_many(ROWS.items())
@@ -127,11 +127,13 @@ def test_clients_of_redis_are_told_that_slots_lead_nowhere(routed: LocalCluster)
 
 
 def test_directory_remembers_its_router(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, nodes=1, coordinators=1, router="first:4") as cluster:
+    with running_cluster(
+        tmp_path, nodes=1, coordinators=1, setup=Setup(router="first:4")
+    ) as cluster:
         cluster.stop()
     with pytest.raises(LocalClusterError, match=r"murmur2\(first:4\)"):
-        LocalCluster(tmp_path, router="tag")
+        LocalCluster(tmp_path, setup=Setup(router="tag"))
     with pytest.raises(LocalClusterError, match=r"murmur2\(first:4\)"):
-        LocalCluster(tmp_path, partitioner="murmur2")
-    LocalCluster(tmp_path, router="first:4").close()
+        LocalCluster(tmp_path, setup=Setup(partitioner="murmur2"))
+    LocalCluster(tmp_path, setup=Setup(router="first:4")).close()
     LocalCluster(tmp_path).close()

@@ -15,7 +15,7 @@ import koinon
 from koinon.certs import identity_files as files
 from koinon.certs.authority import Authority, Identity
 from koinon.certs.inspection import check_paths
-from koinon.local import LocalCluster, identities
+from koinon.local import LocalCluster, Ports, Setup, identities
 from koinon.local.cluster_files import LocalClusterError
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import BUNDLE_VARIABLE
@@ -38,11 +38,10 @@ def test_cluster_with_tls_takes_its_own_and_no_others(
         coordinators=1,
         nodes=2,
         tls=True,
-        metrics=True,
-        detached=True,
-        coordinator_flags=FLAGS,
+        setup=Setup(coordinator_flags=FLAGS),
+        ports=Ports(metrics=True),
     )
-    cluster.start()
+    cluster.start(detached=True)
     cluster.wait_ready()
     assert cluster.tls_bundle == str(directory / "tls" / "user-root.pem")
     assert stat.S_IMODE((directory / "tls").stat().st_mode) == 0o700
@@ -59,8 +58,8 @@ def test_cluster_with_tls_takes_its_own_and_no_others(
     assert name in {s.node_id for s in cluster.status().table.nodes.values()}  # type: ignore[union-attr]
     cluster.close()
     with pytest.raises(LocalClusterError, match="runs with TLS: stop it first"):
-        make_cluster(directory, detached=True, tls=False)
-    again = make_cluster(directory, detached=True)  # as the directory remembers
+        make_cluster(directory, tls=False)
+    again = make_cluster(directory)  # as the directory remembers
     assert again.leader() == "c1"
     again.stop()
 
@@ -117,7 +116,9 @@ def ends_of_certificates_are_metrics(cluster: LocalCluster) -> None:
 def test_tls_is_turned_on_and_off_while_a_cluster_is_stopped(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
-    plain = make_cluster(tmp_path / "c", coordinators=1, nodes=1, coordinator_flags=FLAGS)
+    plain = make_cluster(
+        tmp_path / "c", coordinators=1, nodes=1, setup=Setup(coordinator_flags=FLAGS)
+    )
     assert plain.tls_bundle == ""
     with plain, plain.client() as client:
         client.put(b"k", b"v")

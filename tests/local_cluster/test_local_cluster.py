@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports, Setup
 from koinon.local import cluster_files as files
 from koinon.local.cluster_files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
@@ -109,7 +110,9 @@ def test_node_that_was_removed_has_a_successor_of_a_new_name(
 
 
 def test_process_that_dies_at_start_is_shown_with_its_log(make_cluster: ClusterFactory) -> None:
-    cluster = make_cluster(nodes=1, coordinators=1, coordinator_flags=["--lease-ms", "9000"])
+    cluster = make_cluster(
+        nodes=1, coordinators=1, setup=Setup(coordinator_flags=["--lease-ms", "9000"])
+    )
     cluster.start()
     with pytest.raises(LocalClusterError) as caught:
         cluster.wait_ready()
@@ -135,51 +138,49 @@ def test_impossible_counts_are_refused(
 
 def test_replication_factor_above_the_nodes_is_refused(make_cluster: ClusterFactory) -> None:
     with pytest.raises(LocalClusterError, match="3 copies"):
-        make_cluster(**SMALL, replication_factor=3)
+        make_cluster(**SMALL, setup=Setup(replication_factor=3))
 
 
 def test_replication_factor_of_a_cluster_that_exists_is_not_changed_here(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
-    with make_cluster(tmp_path, **SMALL, replication_factor=1) as cluster:
+    with make_cluster(tmp_path, **SMALL, setup=Setup(replication_factor=1)) as cluster:
         table = cluster.status().table
         assert table is not None
         assert table.cluster.replication_factor == 1
-    make_cluster(tmp_path, replication_factor=1).close()
+    make_cluster(tmp_path, setup=Setup(replication_factor=1)).close()
     with pytest.raises(LocalClusterError, match="set-replication-factor 2"):
-        make_cluster(tmp_path, replication_factor=2)
+        make_cluster(tmp_path, setup=Setup(replication_factor=2))
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        {"racks": ["b"]},
-        {"node_flags": ["--pool", "x"]},
-        {"coordinator_flags": ["--lease-ms", "9"]},
+        Setup(racks=["b"]),
+        Setup(node_flags=["--pool", "x"]),
+        Setup(coordinator_flags=["--lease-ms", "9"]),
     ],
 )
 def test_settings_that_a_cluster_keeps_are_refused_where_they_differ(
-    other: dict[str, Any], make_cluster: ClusterFactory, tmp_path: Path
+    other: Setup, make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
-    kept: dict[str, Any] = {
-        "racks": ["a"],
-        "node_flags": ["--weight", "50"],
-        "coordinator_flags": ["--partitions", "8"],
-    }
-    with make_cluster(tmp_path, **SMALL, **kept, partitioner="md5"):
+    kept = Setup(
+        racks=["a"], node_flags=["--weight", "50"], coordinator_flags=["--partitions", "8"]
+    )
+    with make_cluster(tmp_path, **SMALL, setup=replace(kept, partitioner="md5")):
         pass
     make_cluster(tmp_path).close()
-    make_cluster(tmp_path, **kept).close()
-    make_cluster(tmp_path, **kept, partitioner="md5").close()
+    make_cluster(tmp_path, setup=kept).close()
+    make_cluster(tmp_path, setup=replace(kept, partitioner="md5")).close()
     with pytest.raises(LocalClusterError, match=r"leave (racks|the flags) out"):
-        make_cluster(tmp_path, **other)
+        make_cluster(tmp_path, setup=other)
 
 
 def test_up_with_settings_for_members_that_run_says_from_when_on_they_count(
     make_cluster: ClusterFactory, tmp_path: Path, forked: Forked
 ) -> None:
-    cluster = make_cluster(tmp_path, **SMALL, detached=True)
-    cluster.start()
+    cluster = make_cluster(tmp_path, **SMALL)
+    cluster.start(detached=True)
     cluster.wait_ready()
     cluster.close()
     try:
@@ -194,7 +195,7 @@ def test_up_with_settings_for_members_that_run_says_from_when_on_they_count(
 
 
 def test_racks_and_weights_reach_the_table(make_cluster: ClusterFactory) -> None:
-    with make_cluster(nodes=2, coordinators=1, racks=["a", "b"]) as cluster:
+    with make_cluster(nodes=2, coordinators=1, setup=Setup(racks=["a", "b"])) as cluster:
         cluster.add_node(rack="c", weight=50)
         table = cluster.wait_ready().table
     assert table is not None
@@ -257,7 +258,10 @@ def test_clusters_made_at_once_choose_different_ports(tmp_path: Path) -> None:
     first = files.port_of(files.choose_addresses(1, 0)[0])
     made = [
         LocalCluster(
-            tmp_path / name, coordinator_port=first, node_port=first + 1, nodes=1, coordinators=1
+            tmp_path / name,
+            nodes=1,
+            coordinators=1,
+            ports=Ports(first_coordinator=first, first_node=first + 1),
         )
         for name in ("a", "b")
     ]
@@ -268,7 +272,9 @@ def test_clusters_made_at_once_choose_different_ports(tmp_path: Path) -> None:
     finally:
         for cluster in made:
             cluster.close()
-    last = LocalCluster(tmp_path / "c", coordinator_port=first, nodes=1, coordinators=1)
+    last = LocalCluster(
+        tmp_path / "c", nodes=1, coordinators=1, ports=Ports(first_coordinator=first)
+    )
     assert last.address("c1") == f"127.0.0.1:{first}", "what was never used is free again"
     last.close()
 
@@ -348,8 +354,8 @@ def _bind_soon(free: socket.socket, host: str, port: int) -> None:
 def test_up_again_on_a_taken_port_names_member_and_port(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
-    cluster = make_cluster(tmp_path, nodes=3, coordinators=1, detached=True)
-    cluster.start()
+    cluster = make_cluster(tmp_path, nodes=3, coordinators=1)
+    cluster.start(detached=True)
     cluster.wait_ready()
     try:
         cluster.kill("n1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports
 from tests.conftest import ClusterFactory
 from tests.scraping import scrape
 
@@ -20,7 +20,7 @@ def test_metrics_are_served_from_the_next_start_on_and_remembered(
     first = make_cluster(tmp_path, nodes=1, coordinators=1)
     assert addresses(first) == ["", ""]
     first.close()
-    with make_cluster(tmp_path, nodes=1, coordinators=1, metrics=True) as second:
+    with make_cluster(tmp_path, nodes=1, coordinators=1, ports=Ports(metrics=True)) as second:
         given = addresses(second)
         assert len(set(given)) == 2
         for name in second.names:
@@ -34,4 +34,4 @@ def test_metrics_are_served_from_the_next_start_on_and_remembered(
     third = make_cluster(tmp_path)
     assert addresses(third)[:2] == given
     third.close()
-    assert addresses(make_cluster(tmp_path, metrics=False)) == ["", "", ""]
+    assert addresses(make_cluster(tmp_path, ports=Ports(metrics=False))) == ["", "", ""]

@@ -159,14 +159,14 @@ KILLED_BEFORE_IT_SAVES = """
 import os, signal, sys
 from koinon.local import LocalCluster, cluster_files
 
-cluster = LocalCluster(sys.argv[1], nodes=1, coordinators=1, detached=True)
+cluster = LocalCluster(sys.argv[1], nodes=1, coordinators=1)
 
 def save(directory, content):
     print(*(identity.pid for identity in content.processes.values()), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 cluster_files.save = save
-cluster.start()
+cluster.start(detached=True)
 """
 
 

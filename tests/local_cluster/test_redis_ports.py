@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from redis.cluster import RedisCluster
 
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports
 from koinon.local.cluster_files import PortClaims, port_of
 from koinon_proto.contract.errors import InvalidArgumentError
 from tests.conftest import ClusterFactory
@@ -75,13 +75,13 @@ def test_ports_of_keyspaces_are_chosen_once_and_added_from_the_next_start_on(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
     asked = ["carts", "default", "carts"]
-    first = make_cluster(tmp_path, nodes=2, coordinators=1, redis_keyspaces=asked)
+    first = make_cluster(tmp_path, nodes=2, coordinators=1, ports=Ports(redis_keyspaces=asked))
     assert first.redis_keyspaces == ("carts",)
     carts = ports(first, "carts")
     first.start()
     first.wait_ready()
     first.close()
-    second = make_cluster(tmp_path, redis_keyspaces=["users"])
+    second = make_cluster(tmp_path, ports=Ports(redis_keyspaces=["users"]))
     assert second.redis_keyspaces == ("carts", "users")
     assert ports(second, "carts") == carts
     given = {*carts, *ports(second, "users"), *ports(second, "default")}
@@ -96,4 +96,4 @@ def test_port_of_what_is_no_name_of_a_keyspace_is_refused(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="keyspace"):
-        make_cluster(tmp_path, redis_keyspaces=["No name"])
+        make_cluster(tmp_path, ports=Ports(redis_keyspaces=["No name"]))

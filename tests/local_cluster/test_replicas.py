@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.judge.health import is_short, problems
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
@@ -23,7 +23,10 @@ from tests.kit.forked import Forked
 from tests.kit.waiting import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-SMALL: dict[str, Any] = {"coordinators": 1, "coordinator_flags": ["--partitions", "64"]}
+SMALL: dict[str, Any] = {
+    "coordinators": 1,
+    "setup": Setup(coordinator_flags=["--partitions", "64"]),
+}
 FAILOVER_S_MAX = 18.0  # of a busy machine; less than a call may take
 
 

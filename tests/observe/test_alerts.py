@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Ports, Setup
 from koinon_proto.partitioner import partitioner
 from tests.conftest import ClusterFactory
 from tests.kit.waiting import wait_until
@@ -34,7 +34,9 @@ def test_alerts_fire_when_things_break_and_resolve_when_they_are_repaired(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
     flags = ["--partitions", str(PARTITIONS)]
-    cluster = make_cluster(coordinators=1, nodes=3, metrics=True, coordinator_flags=flags)
+    cluster = make_cluster(
+        coordinators=1, nodes=3, setup=Setup(coordinator_flags=flags), ports=Ports(metrics=True)
+    )
     cluster.start()
     cluster.wait_ready()
     targets = {

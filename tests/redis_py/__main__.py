@@ -15,6 +15,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from koinon.local import Ports, Setup
 from tests.integration.copies import is_settled
 from tests.kit.clusters import running_cluster
 
@@ -42,7 +43,10 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run the tests of the source distribution against a cluster that is made for them."""
     with running_cluster(
-        nodes=NODES, coordinators=1, node_port=NODE_PORT, coordinator_flags=FLAGS
+        nodes=NODES,
+        coordinators=1,
+        setup=Setup(coordinator_flags=FLAGS),
+        ports=Ports(first_node=NODE_PORT),
     ) as cluster:
         cluster.wait_for(is_settled, timeout_s=READY_S, what="all are in sync")
         command = [

@@ -12,7 +12,7 @@ from typing import Any
 
 import koinon
 from koinon.certs.authority import Authority, Identity
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon_proto.contract.access import Action, Effect, Grant, Role, User, make_token
 from koinon_proto.contract.errors import (
@@ -33,7 +33,7 @@ ROUNDS = 2
 def test_token_that_is_revoked_while_the_leader_dies_is_refused_by_every_node(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
-    cluster = make_cluster(nodes=3, tls=True, coordinator_flags=FLAGS)
+    cluster = make_cluster(nodes=3, tls=True, setup=Setup(coordinator_flags=FLAGS))
     cluster.start()
     cluster.wait_ready()
     bundle = client_bundle(cluster, tmp_path)

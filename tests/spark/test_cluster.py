@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon.operate.loads_client import LoadsClient, LoadState
 from koinon.spark import partition_id
 from tests.kit.clusters import running_cluster
@@ -155,7 +155,7 @@ def test_cluster_python_workers_killed_while_they_write_change_nothing(
 def test_cluster_node_killed_while_rows_are_written_loses_none(
     spark: SparkSession,
 ) -> None:
-    with running_cluster(nodes=3, coordinators=1, replication_factor=3) as cluster:
+    with running_cluster(nodes=3, coordinators=1, setup=Setup(replication_factor=3)) as cluster:
 
         def strike() -> None:
             with LoadsClient(cluster.coordinators) as loads:

@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,7 @@ from koinon.cli.console.which_cluster import DATA_VARIABLE, data_directory, defa
 from koinon.cli.operate.status import status_blocks
 from koinon.local.cluster_files import LocalClusterError, running_cluster
 from koinon.local.local_cluster import LocalCluster
+from koinon.local.members import Ports, Setup
 from koinon.local.processes import ProcessState, state_of, stop_owner
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.judge.answers import StatusAnswer, status_answer
@@ -122,6 +123,29 @@ class Shape:
         ),
     ] = False
 
+    def cluster(self, directory: Path) -> LocalCluster:
+        """Return the cluster of the directory, new or as it was; it is not started."""
+        setup = Setup(
+            replication_factor=self.replication_factor,
+            partitioner=self.partitioner,
+            router=self.router,
+            node_flags=["--resp-proxy"] if self.resp_proxy else (),
+        )
+        ports = Ports(
+            first_coordinator=FIRST_COORDINATOR_PORT,
+            first_node=FIRST_NODE_PORT,
+            metrics=self.metrics,
+            redis_keyspaces=self.redis_keyspaces or (),
+        )
+        return LocalCluster(
+            directory,
+            nodes=self.nodes,
+            coordinators=self.coordinators,
+            tls=self.tls,
+            setup=setup,
+            ports=ports,
+        )
+
 
 @command(
     root,
@@ -149,20 +173,11 @@ def up(
     same cluster back, at the same addresses, and starts those of its members that are not running.
     """
     directory = data_directory(data)
-    asked = {name.name: getattr(shape, name.name) for name in fields(shape)}
-    asked["redis_keyspaces"] = shape.redis_keyspaces or ()
-    asked["node_flags"] = ["--resp-proxy"] if asked.pop("resp_proxy") else ()
-    cluster = LocalCluster(
-        directory,
-        detached=detach,
-        coordinator_port=FIRST_COORDINATOR_PORT,
-        node_port=FIRST_NODE_PORT,
-        **asked,
-    )
+    cluster = shape.cluster(directory)
     serving = False
     with StopSignals() as stopping:
         try:
-            status = _start(cluster, quiet=session.json)
+            status = _start(cluster, detach=detach, quiet=session.json)
             serving = True
             if waiting := cluster.waiting_for_restart:
                 output.note(
@@ -185,17 +200,17 @@ def up(
     return None if serving else INTERRUPTED
 
 
-def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
+def _start(cluster: LocalCluster, *, detach: bool, quiet: bool) -> ClusterStatus:
     coordinators, nodes = cluster.coordinator_names, cluster.node_names
     what = f"{count(len(coordinators), 'coordinator')} and {count(len(nodes), 'node')}"
     if quiet:
-        cluster.start()
+        cluster.start(detached=detach)
         return cluster.wait_ready(READY_TIMEOUT_S)
     printer = output.console(stderr=True)
     known = cluster.names
     with printer.status(f"starting {what}…"):
         began = time.monotonic()
-        ran = set(known) - set(cluster.start())
+        ran = set(known) - set(cluster.start(detached=detach))
         status = cluster.wait_ready(READY_TIMEOUT_S)
     started = [name for name in cluster.names if name not in ran]
     if left := [name for name in known if name not in cluster.names]:

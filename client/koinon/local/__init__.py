@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from koinon.local.local_cluster import LocalCluster
+    from koinon.local.members import Ports, Setup
 
-__all__ = ["LocalCluster"]
+__all__ = ["LocalCluster", "Ports", "Setup"]
+_MODULES = {"LocalCluster": "local_cluster", "Setup": "members", "Ports": "members"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LocalCluster":  # every command looks for a local cluster, but few start one
-        return import_module("koinon.local.local_cluster").LocalCluster
+    if name in _MODULES:  # every command looks for a local cluster, but few start one
+        return getattr(import_module(f"koinon.local.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

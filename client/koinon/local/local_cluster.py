@@ -13,7 +13,7 @@ import shlex
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -27,6 +27,7 @@ from koinon.local.cluster_files import (
     running_cluster,
 )
 from koinon.local.member_processes import POLL_S, MemberProcesses
+from koinon.local.members import Ports, Setup
 from koinon.local.processes import Guardian, ProcessState, identify
 from koinon.local.servers import require_servers
 from koinon.operate.admin import Admin
@@ -53,24 +54,10 @@ class LocalCluster:
     ``coordinators`` default to 3, or to the directory's numbers; if more nodes are given, they are
     added.
 
-    ``replication_factor`` is a new cluster's number of copies of each partition (None: the
-    coordinators' default, three if there are three nodes). ``partitioner`` is its hash of keys, for
-    ever (None: murmur2, or the directory's; clients of Redis Cluster need crc16); ``router``
-    selects the bytes of a key that are hashed (see ``koinon_proto.routers``: ``until:2f``; None:
-    the whole key, or the directory's). ``racks`` are given to the first nodes in turn. Ports are
-    free ones, or count up from the two given ports if those are free.
-
-    With ``metrics`` True every member's process serves metrics at an address of its own
-    (``metrics_address``), 2000 above its port if that is free; with False none does; both apply
-    from the next start. None: as the directory says; none in a new one. With ``tls`` True the
-    cluster makes certificates and accepts only callers with one; with False it accepts everybody
-    who reaches its addresses; None: as the directory says; False in a new one. ``tls_bundle`` is
-    the identity file of the user who may do everything.
-
-    Nodes serve the Redis protocol at addresses of their own (``redis_address``), 1000 below;
-    ``redis_keyspaces`` are further keyspaces that they serve so, from their next start on. The
-    flags are further arguments of ``koinon coordinator`` and ``koinon node``. An existing cluster
-    keeps its flags and racks; different ones are refused.
+    ``setup`` are the settings that a new cluster keeps, ``ports`` those of its members' ports.
+    With ``tls`` True the cluster makes certificates and accepts only callers with one; with False
+    it accepts everybody who reaches its addresses; None: as the directory says; False in a new one.
+    ``tls_bundle`` is the identity file of the user who may do everything.
     """
 
     def __init__(
@@ -79,26 +66,18 @@ class LocalCluster:
         *,
         nodes: int | None = None,
         coordinators: int | None = None,
-        replication_factor: int | None = None,
-        partitioner: str | None = None,
-        router: str | None = None,
-        racks: Sequence[str] = (),
-        detached: bool = False,
-        coordinator_port: int = 0,
-        node_port: int = 0,
-        metrics: bool | None = None,
         tls: bool | None = None,
-        redis_keyspaces: Sequence[str] = (),
-        coordinator_flags: Sequence[str] = (),
-        node_flags: Sequence[str] = (),
+        setup: Setup | None = None,
+        ports: Ports | None = None,
     ) -> None:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if data_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="koinon-")
             data_dir = self._temporary.name
         self.data_dir = Path(data_dir).resolve()
-        self._detached = detached  # its processes outlive this program
-        self._node_port = node_port  # of the first node; 0: any
+        self._detached = False  # its processes outlive this program
+        ports = ports or Ports()
+        self._node_port = ports.first_node  # 0: any
         self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)  # None once closed
         self._started = False
         # New nodes replace removed ones up to this number; 0: no number was given.
@@ -107,24 +86,13 @@ class LocalCluster:
         self._fresh: dict[str, int] = {}
         self._admin: Admin | None = None  # made when the status is first requested
         self._claims = PortClaims()
-        wanted = members.Wanted(
-            nodes=nodes,
-            coordinators=coordinators,
-            replication_factor=replication_factor,
-            partitioner=partitioner,
-            router=router,
-            racks=racks,
-            coordinator_port=coordinator_port,
-            node_port=node_port,
-            coordinator_flags=coordinator_flags,
-            node_flags=node_flags,
-        )
+        wanted = members.Wanted(nodes, coordinators, setup or Setup(), ports)
         try:
             self._file = members.remembered_or_new(self.data_dir, wanted, self._claims)
             self._processes = MemberProcesses(self.data_dir, self._file, self._claims)
             self._choose_security(tls)
-            members.add_redis_keyspaces(self._file, redis_keyspaces)
-            self._choose_addresses(self._file.metrics if metrics is None else metrics)
+            members.add_redis_keyspaces(self._file, ports.redis_keyspaces)
+            self._choose_addresses(self._file.metrics if ports.metrics is None else ports.metrics)
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
         except BaseException:
@@ -143,16 +111,20 @@ class LocalCluster:
         running = running_cluster(path)
         if running is None or not running.detached:
             raise LocalClusterError(reason=f"no detached cluster runs on {path}")
-        return cls(path, detached=True)
+        cluster = cls(path)
+        cluster._detached = True
+        return cluster
 
     # --- the whole ------------------------------------------------------------------------------
 
-    def start(self) -> list[str]:
+    def start(self, *, detached: bool = False) -> list[str]:
         """Start every member that does not run; return their names. Does not wait for readiness.
+        With ``detached`` at the first start the processes outlive this program.
 
         Raises:
             LocalClusterError: another program has the address of a member; nothing was started.
         """
+        self._detached = self._detached or (detached and not self._started)
         require_servers()
         if self._lock is None:
             self._lock = DirectoryLock(self.data_dir)

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from koinon.local.cluster_files import (
     ClusterFile,
@@ -30,21 +31,52 @@ _KEYSPACES_APART = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The arguments of ``LocalCluster`` about its members. None or empty: the directory's value, or
-    the default for a new cluster.
+class Setup:
+    """The settings of a new cluster, which its directory keeps. Later starts leave them out, or
+    repeat them; different ones are refused.
     """
+
+    replication_factor: int | None = None
+    """The number of copies of each partition; by default three, or as many as there are nodes."""
+    partitioner: str | None = None
+    """The hash of keys: murmur2 (default), md5, or crc16, which clients of Redis Cluster need."""
+    router: str | None = None
+    """Selects the bytes of a key that are hashed, as ``koinon_proto.routers`` says: ``until:2f``;
+    by default the whole key.
+    """
+    racks: Sequence[str] = ()
+    """The racks of the first nodes, in turn."""
+    coordinator_flags: Sequence[str] = ()
+    """Further arguments of ``koinon coordinator``."""
+    node_flags: Sequence[str] = ()
+    """Further arguments of ``koinon node``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """The ports of a cluster's members. Metrics and keyspaces apply from each member's next start
+    on, and are remembered.
+    """
+
+    first_coordinator: int = 0
+    """The ports of a new cluster's coordinators count up from this one, if it is free; 0: any."""
+    first_node: int = 0
+    """Likewise for nodes. Nodes serve the Redis protocol 1000 below."""
+    metrics: bool | None = None
+    """Whether each member's process serves metrics, 2000 above its port if that is free; by default
+    as the directory says, and not in a new one.
+    """
+    redis_keyspaces: Sequence[str] = ()
+    """Keyspaces other than ``default`` that nodes serve by the Redis protocol, too."""
+
+
+class Wanted(NamedTuple):
+    """The arguments of ``LocalCluster`` about its members."""
 
     nodes: int | None
     coordinators: int | None
-    replication_factor: int | None
-    partitioner: str | None
-    router: str | None
-    racks: Sequence[str]
-    coordinator_port: int
-    node_port: int
-    coordinator_flags: Sequence[str]
-    node_flags: Sequence[str]
+    setup: Setup
+    ports: Ports
 
 
 def remembered_or_new(data_dir: Path, wanted: Wanted, claims: PortClaims) -> ClusterFile:
@@ -55,21 +87,21 @@ def remembered_or_new(data_dir: Path, wanted: Wanted, claims: PortClaims) -> Clu
             nodes, or the arguments are no valid cluster, or too few ports are free.
         ConfigurationError: there is no such partitioner or router.
     """
-    file = load(data_dir)
+    file, setup = load(data_dir), wanted.setup
     if file is None:
-        asked = _partitioner_asked(wanted.partitioner, wanted.router)
+        asked = _partitioner_asked(setup.partitioner, setup.router)
         flags = ["--partitioner", asked] if asked is not None else []
         file = ClusterFile(
             members=_first_members(wanted, claims),
             bootstrap_nodes=_count(wanted.nodes),
-            replication_factor=wanted.replication_factor,
-            coordinator_flags=[*wanted.coordinator_flags, *flags],
-            node_flags=list(wanted.node_flags),
+            replication_factor=setup.replication_factor,
+            coordinator_flags=[*setup.coordinator_flags, *flags],
+            node_flags=list(setup.node_flags),
         )
     else:
-        _check_flags(file, data_dir, "coordinator", wanted.coordinator_flags)
-        _check_flags(file, data_dir, "node", wanted.node_flags)
-        _check_racks(file, data_dir, wanted.racks)
+        _check_flags(file, data_dir, "coordinator", setup.coordinator_flags)
+        _check_flags(file, data_dir, "node", setup.node_flags)
+        _check_racks(file, data_dir, setup.racks)
     _check_counts_and_routing(file, data_dir, wanted)
     return file
 
@@ -91,14 +123,15 @@ def _first_members(wanted: Wanted, claims: PortClaims) -> dict[str, Member]:
             reason=f"{coordinators} coordinators survive no more failures than "
             f"{coordinators - 1}: choose an odd number"
         )
-    addresses = choose_addresses(coordinators, wanted.coordinator_port, claims=claims)
+    addresses = choose_addresses(coordinators, wanted.ports.first_coordinator, claims=claims)
     members = {
         f"c{index}": Member(kind="coordinator", address=address)
         for index, address in enumerate(addresses, start=1)
     }
-    node_addresses = choose_addresses(nodes, wanted.node_port, addresses, claims)
+    racks = wanted.setup.racks
+    node_addresses = choose_addresses(nodes, wanted.ports.first_node, addresses, claims)
     for index, address in enumerate(node_addresses):
-        rack = wanted.racks[index % len(wanted.racks)] if wanted.racks else ""
+        rack = racks[index % len(racks)] if racks else ""
         members[f"n{index + 1}"] = Member(kind="node", address=address, rack=rack)
     return members
 
@@ -149,7 +182,7 @@ def add_redis_keyspaces(file: ClusterFile, names: Sequence[str]) -> None:
 
 
 def _check_counts_and_routing(file: ClusterFile, data_dir: Path, wanted: Wanted) -> None:
-    nodes, coordinators = wanted.nodes, wanted.coordinators
+    nodes, coordinators, setup = wanted.nodes, wanted.coordinators, wanted.setup
     have = len(file.names("coordinator"))
     if coordinators is not None and coordinators != have:
         raise _refused(data_dir, "coordinators", coordinators, have)
@@ -157,13 +190,13 @@ def _check_counts_and_routing(file: ClusterFile, data_dir: Path, wanted: Wanted)
     if nodes is not None and nodes < have:
         raise _refused(data_dir, "nodes", nodes, have)
     own_hash = file.partitioner.partition("(")[0]
-    asked = _partitioner_asked(wanted.partitioner or own_hash, wanted.router)
-    if (wanted.partitioner, wanted.router) != (None, None) and asked != file.partitioner:
+    asked = _partitioner_asked(setup.partitioner or own_hash, setup.router)
+    if (setup.partitioner, setup.router) != (None, None) and asked != file.partitioner:
         raise LocalClusterError(
             reason=f"the cluster on {data_dir} routes keys by {file.partitioner}, for ever: "
             "choose another --data"
         )
-    replication_factor = wanted.replication_factor
+    replication_factor = setup.replication_factor
     if replication_factor is None:
         return
     if replication_factor != file.replication_factor:

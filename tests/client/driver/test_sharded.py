@@ -10,7 +10,7 @@ import pytest
 
 import koinon
 from koinon.core.shards import SHARDS_MAX, shards_of
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, Setup
 from koinon_proto.contract.errors import InvalidArgumentError, NotANumberError
 from koinon_proto.partitioner import partitioner
 from tests.kit.clusters import running_cluster
@@ -20,7 +20,7 @@ CELL = bytes.fromhex("0832830fffffffff")
 
 @pytest.fixture(scope="module", params=["whole", "until:2f"])
 def routed(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    with running_cluster(nodes=1, coordinators=1, router=request.param) as cluster:
+    with running_cluster(nodes=1, coordinators=1, setup=Setup(router=request.param)) as cluster:
         yield cluster
 
 
