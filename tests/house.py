@@ -2,7 +2,7 @@
 
 No two modules import each other, directly or by way of others (imports for type checkers count);
 a file name occurs at most twice; files, functions and constructors stay small; a docstring begins
-with a verb or a noun, not with a pronoun.
+with a verb or a noun, not with a pronoun, and names its object.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ FUNCTION_LINES_P99_MAX = 45
 CONSTRUCTOR_PARAMETERS_MAX = 6
 # "One page of a scan" is a noun's beginning, "One that is lost" is not.
 PRONOUN = re.compile(r"(What|That|Those|Which|Whether|It|They|These|One (that|which|who|of))\b")
+# "Return what is left" and "How far a copy is" do not name the thing; "Return how many" does.
+RIDDLE = re.compile(
+    r"(Return|Yield|Take|Give|Send|Keep|Drop)"
+    r" (what|where|how far|which|those|whom|who|it|them|all that)\b"
+    r"|(How|Where|Who|Why|Of|For how|By how)\b"
+)
+# The packages whose docstrings have none of them; others still do.
+PLAIN_PACKAGES = ("koinon",)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -154,11 +162,23 @@ def openings(modules: list[Module]) -> Iterator[str]:
                 yield f"{module.place(node)}: the docstring begins with {opening[0]!r}"
 
 
+def riddles(modules: list[Module]) -> Iterator[str]:
+    """Yield the docstrings of ``PLAIN_PACKAGES`` that begin without naming their object."""
+    for module in modules:
+        if module.name.partition(".")[0] not in PLAIN_PACKAGES:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, DOCUMENTED) and (
+                opening := RIDDLE.match(ast.get_docstring(node) or "")
+            ):
+                yield f"{module.place(node)}: the docstring begins with {opening[0]!r}"
+
+
 def main() -> None:
     modules = product()
     found = [
         fault
-        for check in (circles, repeated_file_names, sizes, openings)
+        for check in (circles, repeated_file_names, sizes, openings, riddles)
         for fault in check(modules)
     ]
     for fault in found:

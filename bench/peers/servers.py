@@ -54,7 +54,7 @@ class Running:
 
 
 def missing(servers: str) -> str:
-    """Return what this machine lacks for these servers; '' if nothing."""
+    """Return a message if the servers' program is not installed here; '' if it is."""
     program = servers.partition("-")[0]
     package = {"redis": "redis-server", "etcd": "etcd-server"}.get(program, "")
     command = {"redis": "redis-server", "etcd": "etcd"}.get(program, "")

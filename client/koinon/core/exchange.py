@@ -76,7 +76,7 @@ class PendingMessage(Exchange):
         self.end(UnknownFateError(reason=f"no answer within {self.timeout_ms} ms"))
 
     def end(self, error: KoinonError | None) -> None:
-        """End it, with this error if there is one. Once ended, it does not change."""
+        """End the attempt, with this error if there is one. An ended attempt does not change."""
         if self.done:
             return
         self.done, self.error = True, error

@@ -171,7 +171,7 @@ To = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """The options for how rows are copied."""
+    """The options of the copy."""
 
     if_absent: Annotated[
         bool,

@@ -54,7 +54,7 @@ DryRun = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
-    """The options for what becomes of the files' rows."""
+    """The options for storing the files' rows."""
 
     key: Annotated[str, typer.Option(help="The column that is the key, or several: a,b.")]
     key_encoding: Annotated[
@@ -108,7 +108,7 @@ class RowOptions:
     ] = None
 
     def settings(self, session: Session) -> Settings:
-        """Return the settings of the load; a value that makes no sense is wrong usage."""
+        """Return the settings of the load; an invalid value is a usage error."""
         return Settings(
             coordinators=session.coordinators,
             keyspace=session.keyspace,
@@ -129,7 +129,7 @@ class RowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
-    """The options for where Spark runs, and how."""
+    """The options for Spark itself: its master, settings and output."""
 
     master: Annotated[str, typer.Option(help="Spark's master.", rich_help_panel=WHERE)] = (
         LOCAL_MASTER

@@ -145,7 +145,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RowForm:
-    """The options for what a file's rows are, and what becomes the key and the value."""
+    """The options for the files' format, and for the key and the value of a row."""
 
     key: Annotated[str, typer.Option("--key", help="The column that is the key.")]
     value: Annotated[

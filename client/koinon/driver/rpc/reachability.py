@@ -84,7 +84,7 @@ async def probe_address(address: str, dialing: Dialing = PLAIN) -> Finding:
 
 
 async def _talk(probe: socket.socket, dialing: Dialing) -> str | CertificateNotValidError:
-    """Return what is wrong with a server that accepts connections."""
+    """Return the fault of a server that accepts connections."""
     loop = asyncio.get_running_loop()
     context = dialing.context("h2")
     if context is None:
