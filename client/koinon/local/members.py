@@ -70,6 +70,9 @@ class Ports:
     """Keyspaces other than ``default`` that nodes serve by the Redis protocol, too."""
 
 
+Setup.__module__ = Ports.__module__ = "koinon.local"
+
+
 class Wanted(NamedTuple):
     """The arguments of ``LocalCluster`` about its members."""
 
