@@ -1,6 +1,6 @@
-"""``python -m koinon_coordinator``: the flags of one coordinator, read here and nowhere else."""
+"""``python -m koinon_coordinator``: reads the flags of one coordinator and runs it."""
 
-# ruff: noqa: E402 (a signal may come while the others are imported, which takes a second)
+# ruff: noqa: E402 (a signal may come during the imports, which take a second)
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ _CONFIGURATION = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the flags. (Typer would take a fifth of the time that a coordinator needs
-    to start.)
-    """
+    """Build the parser of the flags. (Typer would take a fifth of a coordinator's start time.)"""
     made = argparse.ArgumentParser(
         prog="koinon coordinator",
         usage="%(prog)s --id NAME --listen HOST:PORT --data PATH [options]",

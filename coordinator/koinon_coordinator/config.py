@@ -1,4 +1,4 @@
-"""A coordinator's settings, checked against one another when they are made."""
+"""A coordinator's settings, with checks across fields at construction."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from koinon_proto.server.admission import LaneLimits, Share
 _MIB = 1024 * 1024
 MESSAGE_BYTES_MAX = 8 * _MIB
 """The gRPC message bound of a coordinator: several times its largest command."""
-# What is held costs some 2.3 times its size; together these are below 400 MB, of the 512 MiB that a
-# container of a coordinator is given.
+# A request or an answer takes about 2.3 times its size in memory. The sum of these limits is below
+# 400 MB; a coordinator's container has 512 MiB.
 DATA_LANE = LaneLimits(
     connection=Share(calls=256, request_bytes=16 * _MIB, reply_bytes=8 * _MIB),
     host=Share(calls=1_024, request_bytes=32 * _MIB, reply_bytes=24 * _MIB),
@@ -38,7 +38,7 @@ CONTROL_LANE = LaneLimits(
     host=Share(calls=1_024, request_bytes=48 * _MIB, reply_bytes=24 * _MIB),
     all=Share(calls=2_048, request_bytes=64 * _MIB, reply_bytes=32 * _MIB),
     message_bytes=MESSAGE_BYTES_MAX,
-    patience_s=0.25,  # what members say is short
+    patience_s=0.25,  # members' messages are short
 )
 REPLICATION_FACTOR_DEFAULT = 3  # where there are nodes enough
 REPLICATED_TIMES = (
@@ -60,10 +60,10 @@ _FEW_COPIES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingConfig:
-    """The times that the safety of leases rests on, those of replication, and Raft's own.
+    """The times of leases (which their safety depends on), of replication, and of Raft.
 
-    ``REPLICATED_TIMES`` are replicated when the cluster is created: leaders that counted sessions
-    by different values could each be right about a lease and wrong about the other's.
+    ``REPLICATED_TIMES`` are replicated when the cluster is created: leaders with different session
+    times could each judge their own leases correctly, and misjudge another leader's.
     ``rereplicate_after_ms`` 0: a node that stays away keeps its replicas.
     """
 
@@ -101,12 +101,14 @@ class TimingConfig:
 
     @property
     def tick_s(self) -> float:
-        """Two ticks pass between the end of a session and the fence: a part of every failover."""
+        """Seconds between ticks. Two ticks pass between the end of a session and the fence, a part
+        of every failover.
+        """
         return min(self.heartbeat_interval_ms / 4, 20) / 1000
 
     @property
     def resting_tick_s(self) -> float:
-        """Between ticks while no session is about to end: so that two of them that are late still
+        """Seconds between ticks while no session is about to end: short enough that two late ticks
         do not look like a pause of this process.
         """
         return max(self.tick_s, 0.4 * self.session_times().pause_s)
@@ -121,10 +123,10 @@ class TimingConfig:
         )
 
     def in_force(self, cluster: ClusterConfig) -> TimingConfig:
-        """Return these times with the replicated ones in their places.
+        """Return these times with the replicated times put in.
 
         Raises:
-            ConfigurationError: they contradict the times that are this member's own.
+            ConfigurationError: the replicated times contradict this member's own times.
         """
         return replace(self, **{name: getattr(cluster, name) for name in REPLICATED_TIMES})
 
@@ -137,11 +139,12 @@ class TimingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootstrapConfig:
-    """The settings with which the first leader of a fresh group creates the cluster; then
+    """The settings with which the first leader of a new group creates the cluster. They are then
     replicated.
 
     ``replication_factor`` None: as many copies as there are nodes at bootstrap, three at most.
-    ``partitioner`` may have its router in it, or ``router`` says it; once made, it has it.
+    ``partitioner`` may include a router, or ``router`` names it; after construction ``partitioner``
+    includes it.
     """
 
     bootstrap_nodes: int = 1
@@ -179,13 +182,15 @@ class BootstrapConfig:
         return min(REPLICATION_FACTOR_DEFAULT, self.bootstrap_nodes)
 
     def few_copies_warning(self) -> str:
-        """Return what it means that there are so few copies; "" where that was chosen, or is not
-        so.
+        """Return a warning about too few copies; '' if there are enough or the operator chose the
+        number.
         """
         return "" if self.replication_factor is not None else _FEW_COPIES.get(self.copies, "")
 
     def cluster(self, cluster_id: str, timing: TimingConfig) -> ClusterConfig:
-        """Return the replicated form. Half of the replicas, rounded up, must be in sync."""
+        """Return the replicated form. At least half of the replicas, rounded up, must be in
+        sync.
+        """
         return ClusterConfig(
             cluster_id=cluster_id,
             partitioner=self.partitioner,
@@ -201,10 +206,9 @@ class BootstrapConfig:
     def differences(
         self, timing: TimingConfig, replicated: ClusterConfig
     ) -> dict[str, tuple[object, object]]:
-        """Return the settings that differ from the replicated ones, as (ours, replicated).
+        """Return the settings that differ from the replicated ones, as (own, replicated).
 
-        The replication factor may have been changed by an operator since: only one that was asked
-        for is compared.
+        An operator may have changed the replication factor: it is compared only if it was given.
         """
         ours = self.cluster(replicated.cluster_id, timing)
         changeable = {"min_in_sync"}
@@ -223,10 +227,10 @@ class BootstrapConfig:
 class CoordinatorConfig:
     """One coordinator process.
 
-    ``members`` are the voters that a fresh group begins with, this one among them; empty to join a
-    group that runs already (or to restart one, whose data directory knows its members).
-    ``metrics_listen`` '': metrics are served nowhere. ``peer_listen`` is where Raft's messages and
-    heartbeats of nodes are taken; '': at the host of ``listen``, at a port that the system chooses.
+    ``members`` are the first voters of a new group, including this coordinator; empty to join an
+    existing group (or to restart a coordinator, whose data directory knows the members).
+    ``metrics_listen`` '': no metrics are served. ``peer_listen`` is the address for Raft's messages
+    and nodes' heartbeats; '': the host of ``listen`` with a port that the system chooses.
     ``pid_file`` holds the process id while the coordinator listens.
     """
 
@@ -280,7 +284,7 @@ class CoordinatorConfig:
 
     @property
     def peer_address(self) -> str:
-        """Where the peer port listens; port 0 is one that the system chooses."""
+        """The address of the peer port; port 0: the system chooses one."""
         return self.peer_listen or f"{self.listen.rpartition(':')[0]}:0"
 
 
@@ -288,7 +292,7 @@ def parse_members(text: str) -> dict[str, str]:
     """Return ``{id: address}`` of ``c1=host:port,c2=host:port``.
 
     Raises:
-        ConfigurationError: an item is not id=host:port, or an id is there twice.
+        ConfigurationError: an item is not id=host:port, or an id appears twice.
     """
     members: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):

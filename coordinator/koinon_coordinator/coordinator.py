@@ -1,6 +1,6 @@
-"""One coordinator: its Raft member, the state that it replicates, and the leadership, if it has it.
+"""One coordinator: its Raft member, the replicated state, and its leadership while it leads.
 
-Everything runs on one event loop, so what a handler reads between two awaits is one state.
+Everything runs on one event loop, so a handler reads one consistent state between two awaits.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ log = logging.getLogger(__name__)
 PROMOTE_LAG_ENTRIES_MAX = 100
 SAVE_TIMEOUT_MS_MIN = 1500  # a disk may stall for a second without being broken
 POLL_S = 0.05
-REDIRECT_S = 0.1  # more than nodes' heartbeats are apart
+REDIRECT_S = 0.1  # added to a heartbeat interval, in which a stopping leader redirects callers
 T = TypeVar("T")
 
 
 class Coordinator:
-    """One member of the coordinators: Raft, the state machine, the leader's work, the services.
+    """One coordinator: Raft, the state machine, the leader's work, the services. Call ``start``
+    once the transport's peer port is open.
 
     ``start`` after the transport's peer port is open.
     """
@@ -52,16 +53,16 @@ class Coordinator:
         self, config: CoordinatorConfig, *, transport: RaftTransport | None = None
     ) -> None:
         self.config = config
-        self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
-        self.peer_port = 0  # where Raft's messages and heartbeats come in; 0: not open
+        self.open_addresses: tuple[str, ...] = ()  # addresses open to other machines without TLS
+        self.peer_port = 0  # the port of Raft's messages and heartbeats; 0: not open
         self._replicated = ReplicatedState(self._on_config)
         self._timing = config.timing
         self._random = Random()
         self._leadership: Leadership | None = None
         self._running: asyncio.Task[None] | None = None
-        self._comparing: asyncio.Task[None] | None = None  # of our settings with the cluster's
+        self._comparing: asyncio.Task[None] | None = None  # compares settings with the cluster's
         self._failed: asyncio.Future[None] | None = None
-        self._fences_before = self._old_stores_before = 0  # in terms that are over
+        self._fences_before = self._old_stores_before = 0  # counted in ended terms
         self.stopping = False
         self.transport = transport if transport is not None else StreamRaftTransport()
         self._raft = RaftMember(
@@ -79,20 +80,21 @@ class Coordinator:
 
         Raises:
             DataDirectoryError, UnsupportedVersionError: the directory cannot be used.
-            ConfigurationError: this coordinator's times contradict those of its cluster. (Where it
-                learns the cluster's only later, ``stopped`` raises that.)
+            ConfigurationError: this coordinator's times contradict the cluster's. (If it learns the
+                cluster's times only later, ``stopped`` raises the error.)
         """
         self._failed = asyncio.get_running_loop().create_future()
         await self._raft.start()
         if self._failed.done():
             self._failed.result()
-        with contextlib.suppress(UnavailableError):  # it has stopped; ``stopped`` raises why
+        # The member has stopped; ``stopped`` raises why.
+        with contextlib.suppress(UnavailableError):
             self._warn_of_members()
         self._comparing = asyncio.ensure_future(self._warn_of_settings())
 
     async def stop(self, *, transfer_timeout_s: float = 1.0) -> None:
-        """Hand leadership over if another member can take it, then leave. For a moment between the
-        two callers are told who leads: a call that is cut off says nothing.
+        """Hand leadership over if another member can take it, then stop. In between callers are
+        told the new leader for a moment, which a broken connection would not tell them.
         """
         with contextlib.suppress(KoinonError, TimeoutError):  # the member may have ended by itself
             if self.leads and len(self.raft_status().members) > 1:
@@ -102,11 +104,13 @@ class Coordinator:
             self._comparing.cancel()
         await self._raft.stop()
         await self._end_term()
-        self.stopping = True  # tables are pushed for as long as they may still change here
+        self.stopping = True  # the table cannot change here any more: watches end
         self._replicated.wake()
 
     async def stopped(self) -> None:
-        """Wait until this coordinator cannot go on; raises why. Ends with ``stop`` as well."""
+        """Wait until this coordinator cannot continue, and raise the error. Returns after
+        ``stop``.
+        """
         assert self._failed is not None
         member = asyncio.ensure_future(self._raft.stopped())
         await asyncio.wait([member, self._failed], return_when=asyncio.FIRST_COMPLETED)
@@ -130,10 +134,10 @@ class Coordinator:
 
     @property
     def leadership(self) -> Leadership:
-        """The term that this coordinator leads.
+        """The leadership of this coordinator.
 
         Raises:
-            NotLeaderError: it does not.
+            NotLeaderError: another coordinator leads, or none.
         """
         if self._leadership is None:
             raise self.not_leader()
@@ -141,10 +145,10 @@ class Coordinator:
 
     @property
     def serving(self) -> Leadership:
-        """The term that this coordinator leads and in which it answers: there is a cluster.
+        """The leadership of this coordinator, once it answers requests: the cluster exists.
 
         Raises:
-            NotLeaderError: it does not; the error names who leads.
+            NotLeaderError: this coordinator does not lead; the error names the leader.
         """
         leadership = self.leadership
         if not leadership.term.is_open:
@@ -157,12 +161,12 @@ class Coordinator:
 
     @property
     def state(self) -> ClusterState:
-        """The replicated state as applied here. To be read only."""
+        """The replicated state as applied here. Read only."""
         return self._replicated.state
 
     @property
     def access(self) -> Access:
-        """The rights of users and roles, as applied here: members that follow know them too."""
+        """The rights of users and roles, as applied here, also on followers."""
         return self._replicated.state.access
 
     @property
@@ -194,8 +198,8 @@ class Coordinator:
         return self._replicated.watching()
 
     def disk_room(self) -> tuple[int, int]:
-        """Return how many bytes are free, to this user, of how many on the file system of the data
-        directory; (0, 0): not known.
+        """Return the free and all bytes on the file system of the data directory, for this user;
+        (0, 0) if unknown.
         """
         try:
             disk = os.statvfs(self.config.data)
@@ -207,7 +211,7 @@ class Coordinator:
         """Return the status of the Raft member.
 
         Raises:
-            UnavailableError: it is not running.
+            UnavailableError: the member is not running.
         """
         try:
             return self._raft.status()
@@ -215,8 +219,8 @@ class Coordinator:
             raise UnavailableError(reason=str(error)) from error
 
     def not_leader(self) -> NotLeaderError:
-        """Return the refusal that names the leader: none, where this member still thinks that it
-        leads (it is cut off from its quorum, or has only just been elected).
+        """Return the refusal that names the leader. It names none if this member still believes
+        that it leads (it is isolated from its quorum, or was only just elected).
         """
         try:
             status = self._raft.status()
@@ -231,7 +235,7 @@ class Coordinator:
         )
 
     async def led(self, work: Awaitable[T]) -> T:
-        """Wait for work of a leader; a refusal of one that leads no longer names who does."""
+        """Await a leader's work; name the present leader in the refusal of a former one."""
         try:
             return await work
         except NotLeaderError:
@@ -240,12 +244,12 @@ class Coordinator:
     # --- the group's members ------------------------------------------------------------------
 
     async def add_member(self, member_id: str, address: str, timeout_s: float) -> None:
-        """Add a coordinator: a learner until it has caught up, then a voter. May be repeated after
-        a timeout, an answer that was lost, or a change of leader: a learner that is there already
-        is taken up again, and a voter at that address is all that was asked for.
+        """Add a coordinator: as a learner until it has caught up, then as a voter. The call may be
+        repeated after a timeout, a lost answer, or a change of leader: it continues with an
+        existing learner, and succeeds for an existing voter at that address.
 
-        An address where nothing listens is refused before anything is changed: a member that does
-        not run counts for the majority.
+        An address where nothing listens is refused before any change: a member that does not run
+        counts for the majority.
 
         Raises:
             NotLeaderError, MembershipChangeError, UnknownFateError, UnavailableError.
@@ -261,7 +265,7 @@ class Coordinator:
             )
         if member is None:
             await check_listens(member_id, address, 0.5 * timeout_s)
-            await _typed(self._raft.add_learner(member_id, address))
+            await _with_typed_errors(self._raft.add_learner(member_id, address))
             log.info("coordinator added as learner member=%s address=%s", member_id, address)
         try:
             async with asyncio.timeout_at(give_up_at):
@@ -284,22 +288,23 @@ class Coordinator:
             is_near = lag is not None and lag <= PROMOTE_LAG_ENTRIES_MAX
             is_ready = member is not None and not member.is_voter and member.is_active
             if member is not None and is_ready and member.match_index and is_near:
-                return await _typed(self._raft.promote(member_id))
+                return await _with_typed_errors(self._raft.promote(member_id))
             await asyncio.sleep(POLL_S)
 
     async def remove_member(self, member_id: str) -> None:
-        """Remove a coordinator, voter or learner; this one too. Refused where no majority of those
-        that would be left is in touch, and for one that is not (or no longer) a member.
+        """Remove a coordinator, voter or learner, possibly this one. Refused if this member does
+        not reach a majority of the remaining voters, or if ``member_id`` is no member.
 
         Raises:
             NotLeaderError, MembershipChangeError, UnknownFateError, UnavailableError.
         """
         _ = self.leadership
-        await _typed(self._raft.remove_member(member_id))
+        await _with_typed_errors(self._raft.remove_member(member_id))
         log.info("coordinator removed member=%s", member_id)
 
     async def transfer_leadership(self, to: str | None, timeout_s: float) -> str:
-        """Hand over; return the new leader's id. To whom leads already, it is done.
+        """Hand leadership over; return the new leader's id. It succeeds at once if ``to`` leads
+        already.
 
         Raises:
             NotLeaderError, MembershipChangeError, UnavailableError.
@@ -307,7 +312,7 @@ class Coordinator:
         _ = self.leadership
         if to == self._raft.member_id:
             return to
-        await _typed(self._raft.transfer_leadership(to))
+        await _with_typed_errors(self._raft.transfer_leadership(to))
         try:
             async with asyncio.timeout(0.9 * timeout_s):
                 while True:
@@ -319,13 +324,13 @@ class Coordinator:
             raise UnavailableError(reason="no leader has been elected in time") from None
 
     def _warn_of_members(self) -> None:
-        """Say what of the addresses that were given is ignored: the group keeps its own."""
+        """Warn of given member addresses that are ignored, since the group keeps its own."""
         known = {member: seen.address for member, seen in self.raft_status().members.items()}
         own_id = self.config.member_id
         given = dict(self.config.members) or {own_id: self.config.advertise}
         ours = known if self.config.members else {own_id: known.get(own_id, given[own_id])}
         if not known or ours == given or given.keys() == known.keys() == {own_id}:
-            return  # it is new, or alone: then the group takes the new address over
+            return  # new, or alone: then the group takes over the new address
         log.warning(
             "setting ignored setting=%s given=%s in_force=%s why=%s",
             "members" if self.config.members else "advertise",
@@ -337,8 +342,8 @@ class Coordinator:
         )
 
     async def _warn_of_settings(self) -> None:
-        """Once all that is committed is applied here, say which settings the cluster keeps
-        otherwise. (A leader does so itself, in each of its terms.)
+        """Once all committed entries are applied here, warn of settings that differ from the
+        cluster's. (A leader does so itself, in each of its terms.)
         """
         cluster = None
         with self.watching() as changed, contextlib.suppress(UnavailableError):
@@ -353,13 +358,13 @@ class Coordinator:
             warn_of_ignored(self.config.bootstrap, self.config.timing, cluster)
 
     async def _take_own_address(self) -> None:
-        """As the leader of a group of one: have the group know the address with which this process
-        was started. Nobody else would have to find it there.
+        """As the leader of a group of one, replicate the address with which this process was
+        started: no other member would have to find it.
         """
         own_id, address = self.config.member_id, self.config.advertise
         members = self.raft_status().members
         if members.keys() == {own_id} and members[own_id].address != address:
-            with contextlib.suppress(KoinonError):  # then the term is over
+            with contextlib.suppress(KoinonError):  # raised if the term is over
                 await self._raft.change_own_address(address)
                 log.info(
                     "coordinator has a new address member=%s before=%s now=%s",
@@ -368,11 +373,11 @@ class Coordinator:
                     address,
                 )
 
-    # --- the Raft member's calls --------------------------------------------------------------
+    # --- called by the Raft member ------------------------------------------------------------
 
     def _on_config(self, cluster: ClusterConfig) -> None:
-        """Take the cluster's times over. One that could not lead by them ends now, as a follower:
-        later it would win an election and end then, at the cost of a failover.
+        """Apply the cluster's times. A coordinator that could not lead with them stops now, as a
+        follower: later it would win an election and stop then, which costs a failover.
         """
         try:
             self._timing = self.config.timing.in_force(cluster)
@@ -404,7 +409,9 @@ class Coordinator:
             self._running.cancel()
 
     def _on_term_ended(self, task: asyncio.Task[None]) -> None:
-        """A leadership that fails for a reason of its own ends this process: another one leads."""
+        """If the leadership failed with an error of its own, stop this process, so that another
+        member leads.
+        """
         error = None if task.cancelled() else task.exception()
         if error is None or isinstance(error, KoinonError):
             return
@@ -412,7 +419,7 @@ class Coordinator:
         self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """End this process: another member can lead."""
+        """Stop this process with the error: another member can lead."""
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
 
@@ -431,7 +438,7 @@ async def check_listens(member_id: str, address: str, timeout_s: float) -> None:
     """Wait until a connection to the address can be made from here: a member may just be starting.
 
     Raises:
-        MembershipChangeError: none can, for as long as ``timeout_s``, or no host has such a name.
+        MembershipChangeError: no connection within ``timeout_s``, or the host name is unknown.
     """
     host, _, port = address.rpartition(":")
     why = "no answer"
@@ -456,8 +463,8 @@ async def check_listens(member_id: str, address: str, timeout_s: float) -> None:
         ) from None
 
 
-async def _typed(work: Awaitable[T]) -> T:
-    """Wait for the Raft member; that it has stopped becomes an error that has a wire form."""
+async def _with_typed_errors(work: Awaitable[T]) -> T:
+    """Await the Raft member; convert the error of a stopped member to a typed one."""
     try:
         return await work
     except MemberStoppedError as error:

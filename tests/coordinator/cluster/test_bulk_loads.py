@@ -64,7 +64,7 @@ def test_load_is_named_by_the_log_index_of_its_opening_and_shown_in_the_table() 
 
 def test_load_without_a_place_in_the_log_is_a_defect() -> None:
     log = Log()
-    with pytest.raises(ValueError, match="place in the log"):
+    with pytest.raises(ValueError, match="log index"):
         log.state.apply(open_load())
 
 

@@ -1,15 +1,15 @@
 """Users, roles, tokens and revoked certificates in the replicated state. Pure.
 
-``fault`` says why a command cannot be: the leader asks it before it proposes, and ``apply`` asks it
-again on every member. ``changed`` carries out a command that has none. What names match is decided
-here once:
+``fault`` returns the reason why a command is not allowed. The leader calls it before it proposes,
+and ``apply`` calls it again on every member. ``changed`` applies a command without a fault. The
+rules:
 
 * a role that users have is not dropped; a user is dropped with its tokens;
-* a user and a token name only what there is: roles, a user;
-* a grant that is new in its role names only a keyspace that can be used. Those that stand already
-  stay when their keyspace is dropped: no other ever has its id, so they hold nowhere any more;
-* ``root`` is no user of the state;
-* a command that brings nothing new changes nothing, the version neither.
+* a user names only existing roles, a token only an existing user;
+* a new grant of a role names only a usable keyspace. Existing grants stay when their keyspace is
+  dropped: no other keyspace ever gets its id, so they allow nothing any more;
+* ``root`` is not a user of the state;
+* a command without an effect changes nothing, not even the version.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NAMED_MAX = 10  # names that a text lists one by one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """The reason why a command is refused: the field, why, its limit and its value (0: none
+    """The reason why a command is refused: the field, the text, its limit and its value (0: none
     applies).
     """
 
@@ -72,7 +72,9 @@ class Fault:
 
 
 def fault(state: AccessState, command: AccessCommand, keyspaces: Keyspaces) -> Fault | None:
-    """Return why the state cannot be changed so; None: it can. ``keyspaces``: those there are."""
+    """Return the reason why this command is not allowed, or None. ``keyspaces``: the existing
+    ones.
+    """
     expected = command.expected_version
     if expected is not None and expected != state.version:
         return Fault(
@@ -89,7 +91,7 @@ def fault(state: AccessState, command: AccessCommand, keyspaces: Keyspaces) -> F
 
 
 def changed(state: AccessState, command: AccessCommand) -> AccessState:
-    """Return the state after a command that has no ``fault``; the same one, if it is no news."""
+    """Return the state after a command without a ``fault``; the same object if nothing changes."""
     after = _CHANGES[type(command)](state, command)
     return state if after == state else replace(after, version=state.version + 1)
 
@@ -102,7 +104,7 @@ def _bytes_fault(before: AccessState, after: AccessState) -> Fault | None:
     return Fault(field="access", text=text, limit=STATE_BYTES_MAX, actual=size)
 
 
-# --- why not -------------------------------------------------------------------------------------
+# --- faults --------------------------------------------------------------------------------------
 
 
 def _put_role_fault(state: AccessState, command: PutRole) -> Fault | None:
@@ -121,7 +123,7 @@ def _put_role_fault(state: AccessState, command: PutRole) -> Fault | None:
 
 
 def _keyspace_fault(state: AccessState, role: Role, keyspaces: Keyspaces) -> Fault | None:
-    """Return which new grant of the role names a keyspace that cannot be used."""
+    """Return the fault of a new grant of the role that names an unusable keyspace."""
     before = next((known for known in state.roles if known.name == role.name), None)
     standing = set(before.grants) if before is not None else set()
     usable = {keyspace.keyspace_id for keyspace in keyspaces}
@@ -168,7 +170,9 @@ def _count_fault(roles: Mapping[str, Role]) -> Fault | None:
 
 
 def _users_fault(state: AccessState, roles: Mapping[str, Role], name: str) -> Fault | None:
-    """Return which user would have too many grants with the role ``name`` as it is in ``roles``."""
+    """Return the fault of a user that would have too many grants with the role ``name`` of
+    ``roles``.
+    """
     if (count := grants_counted(roles[name].grants)) > GRANTS_MAX:
         return Fault(field="grants", text="too many", limit=GRANTS_MAX, actual=count)
     for user in state.users:

@@ -1,8 +1,8 @@
-"""The commands that can be committed, and their results.
+"""The commands of the replicated log, and their results.
 
-A command is decided by the leader, carried by the log, and applied by every member. It names the
-epochs that it was decided on, so that it has an effect once at most, however often a retry or a
-resend puts it into the log:
+The leader decides on a command, the log carries it, and every member applies it. A command names
+the epochs of the decision, so that it has an effect at most once, however often a retry or a resend
+puts it into the log:
 
 =======================  ==========================================================
 ``CreateCluster``        only while there is no cluster
@@ -64,17 +64,17 @@ from koinon_proto.contract.table import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreateCluster:
-    """Give the group its cluster: an id and what never changes afterwards."""
+    """Create the cluster: its id, and the settings that never change afterwards."""
 
     config: ClusterConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegisterNode:
-    """Begin a new epoch of a node; see ``ClusterState`` for what becomes of its partitions.
+    """Begin a new epoch of a node; ``members`` has the effects on its partitions.
 
-    ``last_node_epoch`` is what the node's store says, ``known_node_epoch`` what the leader's state
-    said when it decided (0: no such node).
+    ``last_node_epoch`` is the epoch in the node's store, ``known_node_epoch`` the epoch in the
+    leader's state at the decision (0: no such node).
     """
 
     node_id: NodeId
@@ -92,8 +92,8 @@ class RegisterNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfirmRegistration:
-    """The node has its epoch: it heartbeats with it. Committed before the first heartbeat of an
-    epoch is acknowledged, hence before the first lease under it.
+    """Record that the node knows its epoch: it has sent a heartbeat with it. Committed before the
+    first heartbeat of an epoch is acknowledged, hence before the first lease under it.
     """
 
     node_number: NodeNumber
@@ -102,9 +102,9 @@ class ConfirmRegistration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssignPartitions:
-    """The replicas of every partition of ``default``, by ``partition_id``, first = preferred
-    primary. Decided by the leader's placer and carried whole, so that another placer never changes
-    history.
+    """The replicas of every partition of ``default``, by ``partition_id``; the first is the
+    preferred primary. The leader's placer decides, and the command carries the whole result, so
+    that a later version of the placer does not change history.
     """
 
     replicas: tuple[tuple[NodeNumber, ...], ...]
@@ -120,7 +120,7 @@ class FenceNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostedPartition:
-    """A host command that was carried out, at the epochs it was given with."""
+    """A host command that a node has carried out, with the epochs of the command."""
 
     partition_id: PartitionId
     primary_epoch: int
@@ -129,7 +129,7 @@ class HostedPartition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionsHosted:
-    """The node serves these partitions: they are online."""
+    """Record that the node serves these partitions: they are online."""
 
     node_number: NodeNumber
     node_epoch: int
@@ -138,8 +138,8 @@ class PartitionsHosted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionChange:
-    """A row as its primary wants it: the whole new ``in_sync``, and to whom it hands over
-    (``NO_NODE``: to no node). Only at these two epochs.
+    """A primary's proposal for its row: the whole new ``in_sync``, and the node to hand over to
+    (``NO_NODE``: none). Valid only at these two epochs.
     """
 
     partition_id: PartitionId
@@ -151,7 +151,7 @@ class PartitionChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlterPartitions:
-    """Change rows as their primary proposes; each row is judged by itself."""
+    """Change rows as their primary proposes. Each row is accepted or rejected by itself."""
 
     node_number: NodeNumber
     node_epoch: int
@@ -160,8 +160,8 @@ class AlterPartitions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """A partition's way from the replicas ``origin`` to ``target``. Rebalance, drain, replace,
-    re-replication and a change of the replication factor all consist of these.
+    """The change of a partition's replicas from ``origin`` to ``target``. Rebalance, drain,
+    replace, re-replication and a change of the replication factor all consist of moves.
 
     ``running`` once the row has been changed; ``cancelled`` once it was turned back, with
     ``origin`` and ``target`` exchanged.
@@ -189,7 +189,7 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptPlan:
-    """Queue these moves: all of them or none."""
+    """Queue all of these moves, or none."""
 
     plan_id: str
     moves: tuple[Move, ...]
@@ -197,21 +197,23 @@ class AcceptPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartMoves:
-    """Let queued moves change their rows."""
+    """Start queued moves: they change their rows."""
 
     partition_ids: tuple[PartitionId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishMoves:
-    """End moves whose target is in sync and led: the rest of the replicas go."""
+    """Finish moves whose target is in sync and led: the other replicas are removed."""
 
     partition_ids: tuple[PartitionId, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelMoves:
-    """Drop queued moves, turn running ones back to where they began (``moves.can_turn_back``)."""
+    """Drop queued moves, and turn running ones back to their origin
+    (``move_steps.can_turn_back``).
+    """
 
     partition_ids: tuple[PartitionId, ...]
 
@@ -223,7 +225,9 @@ class SetMoveSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetNodeStatus:
-    """``DRAINING``: gets no replicas any more; ``ACTIVE``: does again; ``LEFT``: for good."""
+    """Set a node's status. ``DRAINING``: it gets no more replicas; ``ACTIVE``: it does again;
+    ``LEFT``: it has left for good.
+    """
 
     node_number: NodeNumber
     status: NodeStatus
@@ -231,14 +235,18 @@ class SetNodeStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantPrimaries:
-    """Name the nodes that should lead as soon as they are in sync (``NO_NODE``: no wish)."""
+    """Set the wanted primaries, which should lead as soon as they are in sync (``NO_NODE``: no
+    wish).
+    """
 
     wishes: tuple[tuple[PartitionId, NodeNumber], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForcePrimary:
-    """An operator elects a replica that may lack acknowledged writes: it alone is in sync."""
+    """Elect a replica by an operator's order, although it may lack acknowledged writes. It alone is
+    in sync then.
+    """
 
     partition_id: PartitionId
     node_number: NodeNumber
@@ -247,8 +255,8 @@ class ForcePrimary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReplicationFactor:
-    """Set the number of replicas that plans aim at in a keyspace; ``min_in_sync`` follows (half,
-    rounded up).
+    """Set the number of replicas that plans aim at in a keyspace. ``min_in_sync`` becomes half of
+    it, rounded up.
     """
 
     replication_factor: int
@@ -257,8 +265,8 @@ class SetReplicationFactor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreateKeyspace:
-    """Make a keyspace, whose id is given when this is applied (it is 0 here). ``replicas`` are as
-    ``AssignPartitions`` has them, of each of its partitions.
+    """Create a keyspace. ``apply`` gives it an id (0 in this command). ``replicas`` as in
+    ``AssignPartitions``, for each of its partitions.
     """
 
     keyspace: Keyspace
@@ -267,28 +275,30 @@ class CreateKeyspace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlterKeyspace:
-    """Set all of a keyspace's settings that can be altered (``keyspaces.ALTERABLE``)."""
+    """Set all settings of a keyspace that can be altered (``keyspaces.ALTERABLE``)."""
 
     keyspace: Keyspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropKeyspace:
-    """End a keyspace: it is gone for everybody, and nodes erase their copies."""
+    """Drop a keyspace: clients cannot use it any more, and nodes erase their copies."""
 
     keyspace_id: KeyspaceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetKeyspace:
-    """No node that may come back holds any of a dropped keyspace: its partition ids are free."""
+    """Free the partition ids of a dropped keyspace: no node that may come back holds any of its
+    data.
+    """
 
     keyspace_id: KeyspaceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenLoad:
-    """Begin a bulk load, which is named by this command's log index; see ``bulk_loads.py``."""
+    """Begin a bulk load, whose id is this command's log index; see ``load_rules.py``."""
 
     job_id: str
     mode: LoadMode
@@ -302,8 +312,8 @@ class OpenLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitLoad:
-    """Make a load final: what these attempts have staged is merged, where they staged anything
-    (``partition_ids``, ascending) or, if the load overwrites, everywhere.
+    """Commit a load: the rows staged by these attempts will be merged, in the partitions with
+    staged rows (``partition_ids``, ascending) or, for an overwriting load, in all.
     """
 
     load_id: int
@@ -315,7 +325,7 @@ class CommitLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbortLoad:
-    """End a load without a trace."""
+    """End a load without an effect on records."""
 
     load_id: int
     reason: str
@@ -331,8 +341,8 @@ class PartitionsMerged:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutRole:
-    """Make a role, or replace the one of this name. ``expected_version``, here and below: only at
-    this version of the access state; None: at any.
+    """Create a role, or replace the role of this name. ``expected_version``, here and below: apply
+    only at this version of the access state; None: at any.
     """
 
     role: Role
@@ -347,7 +357,7 @@ class DropRole:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutUser:
-    """Make a user, or replace the one of this name."""
+    """Create a user, or replace the user of this name."""
 
     user: User
     expected_version: int | None = None
@@ -462,7 +472,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """Nothing was changed."""
+    """The command had no effect."""
 
     reason: Reason
 
@@ -472,17 +482,17 @@ class StoreStanding(Enum):
 
     KNOWN = "known"
     OLD = "old"
-    """The same store as it was in an earlier epoch: a rolled-back disk, an old copy put back."""
+    """The known store at an earlier epoch: a disk that was rolled back, or an old copy."""
     OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registered:
-    """The node's number and epoch. ``copies_lost`` counts the copies that were put out of
-    ``in_sync`` because the store is not the one known, ``stranded`` the partitions left without
-    any copy by that, ``reclaimed`` those that came back with the store that they had waited for;
-    ``repeated``: this was a copy of a registration applied before. ``store`` says how the store
-    stands to the one known, ``known_epoch`` is the node's epoch before (0: there was none).
+    """The node's number and epoch. ``copies_lost`` counts the copies removed from ``in_sync``
+    because the store is not the known one, ``stranded`` the partitions that lost their last copy by
+    that, ``reclaimed`` the partitions that came back with their lost store. ``repeated``: the
+    registration was applied before. ``store`` compares the store with the known one.
+    ``known_epoch`` is the node's epoch before (0: none).
     """
 
     node_number: NodeNumber
@@ -497,8 +507,8 @@ class Registered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """The command took effect on ``rows_changed`` rows (or their queued moves); ``rejected`` are
-    those of the named rows on which it had none.
+    """The command changed ``rows_changed`` rows (or queued moves of rows). ``rejected`` are the
+    named rows on which it had no effect.
     """
 
     rows_changed: int = 0
@@ -507,8 +517,8 @@ class Applied:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOutcome:
-    """The load and the state that it is in, by this command or before it. ``load_id`` 0: the batch
-    of the streaming query had been applied before.
+    """The load and its state after the command. ``load_id`` 0: the batch of the streaming query was
+    applied before.
     """
 
     load_id: int
@@ -517,14 +527,16 @@ class LoadOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyspaceChanged:
-    """The keyspace is as the command says: by it, or before it."""
+    """The keyspace has the settings of the command, by it or before it."""
 
     keyspace_id: KeyspaceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccessChanged:
-    """Access is as the command says: by it, or before it. ``version``: of the access state."""
+    """The access state has the contents of the command, by it or before it. ``version``: of the
+    access state.
+    """
 
     version: int
 

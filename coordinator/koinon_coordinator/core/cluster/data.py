@@ -1,8 +1,8 @@
-"""The data of the replicated state, and the smallest changes of it.
+"""The data of the replicated state, and its elementary changes.
 
-Only ``ClusterState`` has one; the ``HANDLERS`` of each subject's module change it. ``version`` is
-the handlers' to raise: one command raises it once at most, and every row, node or keyspace that the
-command changes bears the version that there is after it.
+Only ``ClusterState`` has this object; the ``HANDLERS`` of each subject's module change it. They
+raise ``version``: a command raises it at most once, and every row, node or keyspace that the
+command changes gets the new version.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from koinon_proto.contract.table import (
 
 
 class ClusterData:
-    """The state's parts. What is derived of others (``numbers``, ``live``, the keyspaces, the rows
-    that are assigned) is kept by the methods that change those.
+    """The parts of the state. The methods keep derived parts (``numbers``, ``live``, the keyspaces,
+    assigned rows) consistent with the others.
     """
 
     def __init__(self, image: StateImage) -> None:
         self.version = image.table_version
-        self.last_number = image.last_node_number  # of nodes; never given twice
+        self.last_number = image.last_node_number  # of nodes; numbers are never reused
         self.nodes = {record.info.number: record for record in image.nodes}
         self.numbers = {record.info.node_id: record.info.number for record in image.nodes}
         self.live = {number for number, record in self.nodes.items() if record.live}
@@ -44,8 +44,8 @@ class ClusterData:
         self.last_keyspace_id = image.last_keyspace_id
         self._config = image.config
         self._keyspace_list = image.keyspaces
-        self._keyspaces: Keyspaces | None = None  # of config and list; made when it is asked for
-        self._assigned: dict[NodeNumber, tuple[PartitionRow, ...]] | None = None  # made of the rows
+        self._keyspaces: Keyspaces | None = None  # derived from config and list, on demand
+        self._assigned: dict[NodeNumber, tuple[PartitionRow, ...]] | None = None  # from the rows
 
     # --- configuration and keyspaces ----------------------------------------------------------
 
@@ -69,14 +69,14 @@ class ClusterData:
 
     @property
     def keyspaces(self) -> Keyspaces:
-        """The keyspaces. Only once there is a cluster."""
+        """The keyspaces. Requires that the cluster exists."""
         if self._keyspaces is None:
             assert self._config is not None, "there is no cluster yet"
             self._keyspaces = Keyspaces(self._config, self._keyspace_list)
         return self._keyspaces
 
     def usable_keyspace(self, keyspace_id: KeyspaceId) -> Keyspace | None:
-        """The keyspace, unless there is none or it is being dropped."""
+        """The keyspace, or None if there is none with this id or it is being dropped."""
         found = self.keyspaces.by_id(keyspace_id)
         return None if found is None or found.is_dropping else found
 
@@ -87,7 +87,7 @@ class ClusterData:
         return None if number is None else self.nodes[number]
 
     def node_at_epoch(self, number: NodeNumber, node_epoch: int) -> NodeRecord | Rejected:
-        """The live node's record if ``node_epoch`` is its current one, else why not."""
+        """The live node's record if ``node_epoch`` is its current epoch, else the rejection."""
         record = self.nodes.get(number)
         if record is None:
             return Rejected(reason=Reason.UNKNOWN_NODE)
@@ -104,7 +104,7 @@ class ClusterData:
         (self.live.add if record.live else self.live.discard)(number)
 
     def is_in_use(self, number: NodeNumber) -> bool:
-        """Return whether the node has replicas, or a move is to give it some."""
+        """Return whether the node has replicas, or a move will give it some."""
         return any(number in row.replicas for row in self.rows) or any(
             number in move.target for move in self.moves.values()
         )
@@ -112,11 +112,11 @@ class ClusterData:
     # --- rows ---------------------------------------------------------------------------------
 
     def row(self, partition_id: int) -> PartitionRow | None:
-        """The partition's row; None if there is no such partition, or no table yet."""
+        """The partition's row; None if there is no such partition or no table yet."""
         return self.rows[partition_id] if 0 <= partition_id < len(self.rows) else None
 
     def assigned_to(self, number: NodeNumber) -> tuple[PartitionRow, ...]:
-        """The rows that the node leads and has not acknowledged yet."""
+        """The rows that name the node as primary and that the node has not acknowledged yet."""
         if self._assigned is None:
             found: dict[NodeNumber, list[PartitionRow]] = {}
             for row in self.rows:
@@ -126,7 +126,7 @@ class ClusterData:
         return self._assigned.get(number, ())
 
     def put_row(self, row: PartitionRow) -> None:
-        """Let the partition's row be so; it may be the first above all others."""
+        """Set the partition's row; it may extend the table by one row."""
         if row.partition_id == len(self.rows):
             self.rows.append(row)
         self.rows[row.partition_id] = row
@@ -135,7 +135,9 @@ class ClusterData:
         self._assigned = None
 
     def change_rows(self, change: Callable[[PartitionRow], PartitionRow]) -> int:
-        """Put what ``change`` makes of each row, where that is another; return how many."""
+        """Replace each row by ``change(row)`` where that differs; return the number of changed
+        rows.
+        """
         after = [(row, change(row)) for row in self.rows]
         changed = [row for was, row in after if row is not was]
         for row in changed:
@@ -145,7 +147,7 @@ class ClusterData:
     def change_to(
         self, rows: Iterable[PartitionRow], rejected: Iterable[PartitionId] = ()
     ) -> Applied:
-        """Put rows that were made for the next version, which there is if there are any."""
+        """Set rows that carry the next version, and raise the version if there are any."""
         changed = list(rows)
         for row in changed:
             self.put_row(row)
@@ -155,7 +157,7 @@ class ClusterData:
     # ------------------------------------------------------------------------------------------
 
     def image(self) -> StateImage:
-        """Return all of it; ``ClusterData(image)`` equals this one."""
+        """Return the whole data; ``ClusterData(image)`` equals this object."""
         return StateImage(
             config=self._config,
             table_version=self.version,
@@ -173,4 +175,4 @@ class ClusterData:
 
 
 Handlers = dict[type[Any], Callable[[ClusterData, Any], Result]]
-"""By the command's class: what applies it."""
+"""The function that applies a command, by the command's class."""

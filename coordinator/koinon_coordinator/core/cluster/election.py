@@ -1,17 +1,16 @@
-"""Elects primaries, and changes a row when a member goes, comes back or proposes. Pure.
+"""Elects primaries, and changes a row when a member leaves, returns or proposes. Pure.
 
-The primary is the first live member of ``in_sync`` in ``replicas`` order, in which those that a
-move is to remove come last. Every member of ``in_sync`` holds every acknowledged write, and only
-such a member may lead: a partition without a live one is offline and says why, until one comes
-back.
+The primary is the first live member of ``in_sync`` in ``replicas`` order; replicas that a move will
+remove come last in it. Every member of ``in_sync`` holds every acknowledged write, and only such a
+member may lead. A partition without a live member is offline, with a reason, until one comes back.
 
-A row that changes gets ``partition_epoch`` + 1 and, where the primary changed or begins anew,
-``primary_epoch`` + 1. The functions about members return the row itself where nothing changes,
-those that may refuse return None.
+A changed row gets ``partition_epoch`` + 1 and, if the primary changed or begins a new epoch,
+``primary_epoch`` + 1. The functions about members return the row itself if nothing changes; the
+functions that may refuse return None.
 
-``primary_epoch`` is the upper part of a record's sequence and has 24 bits. It would take 190 days
-of a new primary every second to use them up; a partition that has done so stays offline rather
-than begin again at numbers that were used.
+``primary_epoch`` is the upper part of a record's sequence and has 24 bits, enough for 190 days with
+a new primary every second. A partition that has used them up stays offline, since used numbers must
+not come again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ PRIMARY_EPOCH_MAX = (1 << (64 - SEQUENCE_COUNTER_BITS)) - 1
 def elect(
     replicas: Sequence[NodeNumber], in_sync: Collection[NodeNumber], live: Set[NodeNumber]
 ) -> NodeNumber:
-    """Return who should lead, or ``NO_NODE``."""
+    """Return the node that should lead, or ``NO_NODE``."""
     for node in replicas:
         if node in in_sync and node in live:
             return node
@@ -66,8 +65,8 @@ def changed(
     offline_reason: OfflineReason,
     wanted_primary: NodeNumber,
 ) -> PartitionRow:
-    """Return the next row. A fence changes every row that there is, on the event loop of every
-    coordinator, and to ``replace`` some fields takes twice as long as to name all.
+    """Return the next row. All fields are named, since ``replace`` takes twice as long: a fence
+    changes every row, on every coordinator's event loop.
     """
     return PartitionRow(
         partition_id=row.partition_id,
@@ -86,7 +85,7 @@ def changed(
 
 
 def online(row: PartitionRow, *, version: int) -> PartitionRow:
-    """Return the row that its primary serves."""
+    """Return the row once its primary serves."""
     return changed(
         row,
         version,
@@ -107,8 +106,8 @@ def without_fenced(
 ) -> PartitionRow:
     """Return the row after ``node`` was fenced (``live`` no longer has it).
 
-    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``, or leave no node
-    live in it: the last copies that hold every acknowledged write are kept by name, live or not.
+    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``, or leave no live
+    node in it: the last members that hold every acknowledged write stay in it, live or not.
     """
     in_sync = row.in_sync
     others = tuple(n for n in in_sync if n != node)
@@ -122,11 +121,11 @@ def without_fenced(
 def with_registered(
     row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
 ) -> PartitionRow:
-    """Return the row after ``node`` registered anew with the store known for it.
+    """Return the row after ``node`` registered again with its known store.
 
-    What it led begins a new ``primary_epoch``, under the one that is elected; what was offline for
-    want of it is led again. Where it is a backup it stays as it is: the primary waits for it before
-    acknowledging anything, so it still holds all that was acknowledged.
+    If the node led the partition, an election begins a new ``primary_epoch``. If the partition was
+    offline without the node, it gets a primary again. If the node is a backup the row stays: the
+    primary waits for it before it acknowledges a write, so it still holds all acknowledged writes.
     """
     if row.primary != node and (row.primary != NO_NODE or node not in row.in_sync):
         return row
@@ -136,13 +135,13 @@ def with_registered(
 def with_store_lost(
     row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
 ) -> PartitionRow:
-    """Return the row after ``node`` registered with another store than the one known.
+    """Return the row after ``node`` registered with another store than the known one.
 
-    Its copy is not the one that acknowledged writes: it leaves ``in_sync`` whatever the minimum
-    (a lost copy in the set could be elected). Without any other the partition stays offline.
+    Its copy did not acknowledge the writes. So the node leaves ``in_sync`` whatever the minimum (a
+    lost copy in the set could be elected). Without another member the partition stays offline. If
 
-    Where it was a replica that was not in sync, the row counts a change all the same: its primary
-    may just be proposing to take the lost copy in.
+    the node was a replica that was not in sync, the row's epoch still rises: its primary may just
+    be proposing to add the lost copy.
     """
     if node not in row.in_sync and (row.primary == NO_NODE or node not in row.replicas):
         return row
@@ -153,9 +152,10 @@ def with_store_lost(
 def with_store_returned(
     row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
 ) -> PartitionRow:
-    """Return the row after the store came back without which it has been stranded.
+    """Return the row of a stranded partition after its lost store came back.
 
-    It was the last one in sync, and no node has led since: it holds all that was acknowledged.
+    That store was the last one in sync, and no node has led since: it holds all acknowledged
+    writes.
     """
     if row.in_sync or node not in row.replicas:
         return row
@@ -174,9 +174,9 @@ def altered(
     min_in_sync: int,
     version: int,
 ) -> PartitionRow | None:
-    """Return the row as its primary wants it, or None if the proposal is stale or breaks a rule.
+    """Return the row after its primary's proposal, or None if that is stale or breaks a rule.
 
-    The set may be smaller than ``min_in_sync`` only where it was before and loses no member.
+    The new set may be below ``min_in_sync`` only if the old one was, and if it loses no member.
     """
     in_sync, successor = change.in_sync, change.hand_over_to
     is_current = (
@@ -200,7 +200,9 @@ def altered(
 
 
 def forced(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow | None:
-    """Return the row led by ``node``, alone in sync whatever it holds; None: no epoch is left."""
+    """Return the row led by ``node``, alone in sync whatever it holds; None if no primary epoch is
+    left.
+    """
     return _led_anew(row, (node,), node, version)
 
 
@@ -208,7 +210,7 @@ def forced(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow
 
 
 def _with_in_sync(row: PartitionRow, in_sync: tuple[NodeNumber, ...], version: int) -> PartitionRow:
-    """The row under the same primary."""
+    """Return the row with another ``in_sync`` and the same primary."""
     return changed(
         row,
         version,
@@ -224,7 +226,7 @@ def _with_in_sync(row: PartitionRow, in_sync: tuple[NodeNumber, ...], version: i
 def _led_anew(
     row: PartitionRow, in_sync: tuple[NodeNumber, ...], primary: NodeNumber, version: int
 ) -> PartitionRow | None:
-    """The row under a new primary epoch, which no node has acknowledged yet."""
+    """Return the row under a new primary epoch, which no node has acknowledged yet."""
     if row.primary_epoch >= PRIMARY_EPOCH_MAX:
         return None
     return changed(
@@ -247,7 +249,7 @@ def _settle(
     *,
     begins_anew: bool,
 ) -> PartitionRow:
-    """Elect if the old primary is gone or begins anew; count the change."""
+    """Elect a primary if the old one is gone or must begin a new epoch; raise the row's epochs."""
     if not begins_anew and row.primary != NO_NODE:
         return _with_in_sync(row, in_sync, version)
     primary = elect(row.replicas, in_sync, live)

@@ -1,4 +1,4 @@
-"""The whole replicated state at one moment, immutable: what a snapshot of the Raft log holds."""
+"""The whole replicated state at one moment, immutable: the contents of a Raft snapshot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class StoreLife:
-    """A store as the last process on it left it."""
+    """A store, and the node epoch of the last process on it."""
 
     store_id: str
     node_epoch: int
@@ -31,8 +31,9 @@ class StoreLife:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stranded:
-    """A partition whose last in-sync replica went with its store, and that store. If its last epoch
-    was never confirmed, ``registration_id`` made it, after ``base_node_epoch``; else "" and 0.
+    """A partition that lost its last in-sync replica with a store, and that store. If the store's
+    last epoch was never confirmed, ``registration_id`` made that epoch after ``base_node_epoch``;
+    else "" and 0.
     """
 
     partition_id: PartitionId
@@ -42,8 +43,9 @@ class Stranded:
     base_node_epoch: int = 0
 
     def waits_for(self, number: NodeNumber, command: RegisterNode) -> bool:
-        """Return whether the node registers the very store that was lost. One that never heard the
-        answer of its last registration says the epoch before, and repeats that registration.
+        """Return whether the node registers the very store that was lost. A node that never
+        received the answer of its last registration states the epoch before, and repeats that
+        registration.
         """
         if (number, command.store_id) != (self.node, self.store.store_id):
             return False
@@ -56,8 +58,8 @@ class Stranded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """A node and the registration that made its current epoch. ``draining`` outlives a fence, under
-    which ``info.status`` does not show it.
+    """A node, and the registration that made its current epoch. ``draining`` survives a fence,
+    during which ``info.status`` does not show it.
     """
 
     info: NodeInfo
@@ -81,7 +83,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateImage:
-    """All of the state."""
+    """The whole state."""
 
     config: ClusterConfig | None
     table_version: int

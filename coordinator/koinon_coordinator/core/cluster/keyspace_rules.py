@@ -2,12 +2,12 @@
 
     (created) --DropKeyspace--> dropping --ForgetKeyspace--> (gone, its partition ids are free)
 
-* An id is given once. A name, or a range of partition ids, may be another keyspace's later.
-* ``DropKeyspace`` takes all replicas out of its rows. From then on no node may serve them, and
-  each erases its copy as it does after a move. The leader proposes ``ForgetKeyspace`` once every
-  node that may come back has said that it holds nothing of it. So the first primary of a keyspace
-  that gets these ids begins with nothing.
-* Rows that come back go on at higher epochs: what is late from the keyspace before is refused.
+* An id is never reused. Another keyspace may get the name, or the range of partition ids, later.
+* ``DropKeyspace`` removes all replicas from its rows. From then on no node may serve them, and each
+  erases its copy as after a move. The leader proposes ``ForgetKeyspace`` once every node that may
+  come back has reported that it holds none of it. So the first primary of a keyspace that gets
+  these ids begins with empty partitions.
+* Reused rows continue at higher epochs, so late messages of the former keyspace are refused.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def creation_refusal(
     rows: Sequence[PartitionRow],
     live: Set[NodeNumber],
 ) -> Reason | None:
-    """Return why the keyspace cannot be created, or None."""
+    """Return the reason why the keyspace cannot be created, or None."""
     wanted = command.keyspace
     ids = wanted.partition_ids
     if (
@@ -92,7 +92,7 @@ def created_row(
     before: PartitionRow | None,
     version: int,
 ) -> PartitionRow | None:
-    """Return the first row of a partition, or of its next life; None: its epochs are used up."""
+    """Return the first row of a partition, or of its reuse; None if its epochs are used up."""
     primary_epoch = before.primary_epoch + 1 if before is not None else 1
     partition_epoch = before.partition_epoch + 1 if before is not None else 1
     if primary_epoch > PRIMARY_EPOCH_MAX:
@@ -110,7 +110,7 @@ def created_row(
 
 
 def dropped_row(row: PartitionRow, version: int) -> PartitionRow:
-    """Return the row of a partition that no node keeps."""
+    """Return the row of a partition without replicas."""
     return PartitionRow(
         partition_id=row.partition_id,
         replicas=(),
@@ -125,8 +125,8 @@ def dropped_row(row: PartitionRow, version: int) -> PartitionRow:
 
 
 def altered(before: Keyspace, wanted: Keyspace) -> Keyspace | None:
-    """Return the keyspace as it is wanted; None if that would change what never does, or is out
-    of bounds.
+    """Return the keyspace with the wanted settings; None if an unalterable setting differs, or a
+    value is out of bounds.
     """
     after = replace(before, **{name: getattr(wanted, name) for name in ALTERABLE})
     fits = (
@@ -143,14 +143,16 @@ def _ttls_fit(keyspace: Keyspace) -> bool:
 
 
 def with_settings(config: ClusterConfig, keyspace: Keyspace) -> ClusterConfig:
-    """Return the cluster's configuration with what it has of the keyspace ``default``."""
+    """Return the cluster's configuration with the settings that it keeps of the keyspace
+    ``default``.
+    """
     if keyspace.keyspace_id != DEFAULT_ID:
         return config
     return replace(config, **{name: getattr(keyspace, name) for name in _OF_CONFIG})
 
 
 def with_keyspace(known: KeyspaceList, keyspace: Keyspace, version: int) -> KeyspaceList:
-    """Return the list in which the keyspace is so."""
+    """Return the list with this keyspace put in."""
     others = [k for k in known.keyspaces if k.keyspace_id != keyspace.keyspace_id]
     ordered = sorted((*others, keyspace), key=lambda k: (k.base, k.keyspace_id))
     return KeyspaceList(changed_at=version, keyspaces=tuple(ordered))
@@ -244,13 +246,13 @@ def _forget_keyspace(data: ClusterData, command: ForgetKeyspace) -> Result:
 
 
 def _set_keyspace(data: ClusterData, keyspace: Keyspace) -> None:
-    """Let the keyspace be so; a version, if that is a change."""
+    """Set the keyspace; raise the version if that is a change."""
     if data.keyspaces.by_id(keyspace.keyspace_id) == keyspace:
         return
     assert data.config is not None
     data.version += 1
     data.config = with_settings(data.config, keyspace)
-    if data.keyspaces.by_id(keyspace.keyspace_id) != keyspace:  # more than the config says
+    if data.keyspaces.by_id(keyspace.keyspace_id) != keyspace:  # settings outside the configuration
         data.keyspace_list = with_keyspace(data.keyspace_list, keyspace, data.version)
 
 

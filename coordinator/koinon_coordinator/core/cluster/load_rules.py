@@ -4,26 +4,28 @@
       |                     (straight to DONE if there is nothing to merge)
       +----AbortLoad---> ABORTED
 
-A load that is open or merging is *active*: the table tells nodes of it, and which of the two it is.
-One that has ended is kept among the last ``ENDED_MAX`` without what only merging needs, so that its
-job hears the same answer again; then it is forgotten.
+A load that is open or merging is *active*: the table lists it with its state. An ended load is kept
+among the last ``ENDED_MAX``, without the fields for merging, so that its job gets the same answer
+again; then it is forgotten.
 
-The rules, each held by ``judge`` for every command on every member:
+The rules, which ``judge`` checks for every command on every member:
 
-* a ``job_id`` names one load, whatever became of it; asked for with another mode, prefix or batch,
-  it is refused;
-* of a streaming query, batches are applied in their order and once each. The last one is recorded
-  for good by the command that commits it: a batch up to there is never opened again, and a load of
-  such a batch that is still open can only be aborted. A batch that is open or being merged is
-  answered with its own load, by whichever job it is asked for: a batch never has two loads;
-* a load is committed once. To commit it again with the same attempts (known by their digest) is
-  answered alike; with other attempts it is refused;
-* in mode APPEND the partitions named by the commit are merged, in mode OVERWRITE all of the load's
-  keyspace: also where nothing was staged, records have to go. A keyspace in which a load is under
-  way is not dropped.
+* a ``job_id`` names one load, whatever its state; a request with the same id and another mode,
+prefix
+  or batch is refused;
+* the batches of a streaming query are applied in order and once each. The command that commits a
+  batch records it for good as the last one: batches up to it are never opened again, and an open
+  load of such a batch can only be aborted. A request for a batch that is open or being merged
+  returns that load, whichever job asks: a batch never has two loads;
+* a load is committed once. A repeated commit with the same attempts (known by their digest) gets
+the
+  same answer; a commit with other attempts is refused;
+* in mode APPEND the partitions named by the commit are merged, in mode OVERWRITE all partitions of
+  the load's keyspace, since existing records are deleted everywhere. A keyspace with an active load
+  cannot be dropped.
 
-What a command comes to without changing anything is what ``judge`` says: the leader asks it before
-it proposes, and ``apply`` asks it again.
+``judge`` returns the outcome of a command that changes nothing. The leader calls it before it
+proposes, and ``apply`` calls it again.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ from koinon_proto.contract.table import ActiveLoad, PartitionId
 ACTIVE_MAX = 100
 ENDED_MAX = 1_000
 ATTEMPTS_MERGING_MAX = 500_000
-"""Of all loads together: they are in every snapshot of the state, 8 bytes each."""
+"""The most attempts of all merging loads: every snapshot of the state has them, 8 bytes each."""
 QUERIES_MAX = 100_000
 DIGEST_BYTES = 16
 ALREADY_APPLIED = LoadOutcome(load_id=0, state=LoadState.DONE)
@@ -67,10 +69,10 @@ ALREADY_APPLIED = LoadOutcome(load_id=0, state=LoadState.DONE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """One load. ``attempts`` and ``unmerged`` (ascending) are there while it is being merged;
-    ``attempts_digest`` from its commit on, as are ``committed_at`` (its log index), ``partitions``
-    (that were to be merged), ``rows`` and ``bytes``. ``owner`` is the user that opened it, "" where
-    callers need not say who they are.
+    """One load. ``attempts`` and ``unmerged`` (ascending) are set while it is being merged; from
+    the commit on ``attempts_digest``, ``committed_at`` (the commit's log index), ``partitions``
+    (the number to merge), ``rows`` and ``bytes``. ``owner`` is the user that opened it, "" without
+    authentication.
     """
 
     load_id: int
@@ -103,9 +105,9 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadsImage:
-    """All that the state knows of loads: ``active`` by id, ``ended`` in the order in which they
-    ended, ``batches`` (the last applied of each query) by query. A load's id is the log index of
-    the command that opened it, above ``id_base``.
+    """All loads of the state: ``active`` by id, ``ended`` in the order of their ends, ``batches``
+    (the last applied one) by query. A load's id is the log index of the command that opened it,
+    plus ``id_base``.
     """
 
     active: tuple[Load, ...] = ()
@@ -138,11 +140,11 @@ class Loads:
         return MappingProxyType(self._active)
 
     def get(self, load_id: int) -> Load | None:
-        """The load; None if there never was one, or it ended so long ago that it is forgotten."""
+        """The load; None if it never existed, or ended so long ago that it is forgotten."""
         return self._active.get(load_id) or self._ended.get(load_id)
 
     def __iter__(self) -> Iterator[Load]:
-        """Every load that is known, ascending."""
+        """Every known load, ascending."""
         known = {**self._ended, **self._active}
         return iter([known[load_id] for load_id in sorted(known)])
 
@@ -164,7 +166,7 @@ class Loads:
         return any(load.keyspace_id == keyspace_id for load in self._active.values())
 
     def image(self) -> LoadsImage:
-        """Return all of it; ``Loads(image)`` equals this one."""
+        """Return all loads; ``Loads(image)`` equals this object."""
         return LoadsImage(
             active=tuple(self._active.values()),
             ended=tuple(self._ended.values()),
@@ -175,7 +177,9 @@ class Loads:
     # --- judging ------------------------------------------------------------------------------
 
     def judge(self, command: LoadCommand, keyspaces: Keyspaces) -> LoadOutcome | Rejected | None:
-        """Return what the command comes to without changing anything; None: it has an effect."""
+        """Return the outcome of a command that changes nothing, or its rejection; None if it would
+        have an effect.
+        """
         if isinstance(command, OpenLoad):
             return self._judge_open(command, keyspaces)
         load = self.get(command.load_id)
@@ -209,7 +213,7 @@ class Loads:
         return None
 
     def _opened_before(self, command: OpenLoad) -> Load | None:
-        """The job's own load, or the active one of its batch."""
+        """Return the job's own load, or the active load of its batch."""
         if command.job_id in self._jobs:
             return self.get(self._jobs[command.job_id])
         batch = command.stream_batch
@@ -252,9 +256,11 @@ class Loads:
     def apply(
         self, command: LoadCommand, *, index: int, keyspaces: Keyspaces
     ) -> LoadOutcome | Rejected:
-        """Apply a committed command; return its result. ``index``: its place in the log."""
+        """Apply a committed command; return its result. ``index``: the command's index in the
+        log.
+        """
         if index < 1 and isinstance(command, OpenLoad):
-            raise ValueError("a load is named by its command's place in the log, from 1 up")
+            raise ValueError("a load's id is its command's log index, from 1 up")
         judged = self.judge(command, keyspaces)
         if judged is not None:
             return judged
@@ -322,7 +328,7 @@ def _merged(load: Load, command: PartitionsMerged) -> Load:
 
 
 def partitions_of(load: Load, keyspaces: Keyspaces) -> range:
-    """Return the partitions of the load's keyspace, which is there while the load is active."""
+    """Return the partitions of the load's keyspace, which exists while the load is active."""
     keyspace = keyspaces.by_id(load.keyspace_id)
     return keyspace.partition_ids if keyspace is not None else range(0)
 
@@ -330,8 +336,8 @@ def partitions_of(load: Load, keyspaces: Keyspaces) -> range:
 def merged_partitions(
     load: Load, staged: Iterable[PartitionId], partition_ids: range
 ) -> tuple[PartitionId, ...]:
-    """Return the partitions of the load's, ``partition_ids``, that are to be merged if ``staged``
-    were staged in.
+    """Return those of the load's partitions, ``partition_ids``, that have to be merged if
+    ``staged`` have staged rows.
     """
     if load.mode is LoadMode.OVERWRITE:
         return tuple(map(PartitionId, partition_ids))
@@ -339,8 +345,8 @@ def merged_partitions(
 
 
 def commit_fault(command: CommitLoad, load_partitions: range) -> tuple[str, str, int, int] | None:
-    """Return which field of a commit no state could accept, why, its limit and what it is; None:
-    all could be accepted. ``load_partitions``: those that the load's keyspace has.
+    """Return (field, reason, limit, value) of a commit that no state could accept, or None.
+    ``load_partitions``: the partitions of the load's keyspace.
     """
     attempts, partition_ids = command.attempts, command.partition_ids
     if len(attempts) > LOAD_ATTEMPTS_MAX:
@@ -361,6 +367,6 @@ def commit_fault(command: CommitLoad, load_partitions: range) -> tuple[str, str,
 
 
 def digest(attempts: tuple[int, ...]) -> bytes:
-    """Return what tells one list of attempts from another."""
+    """Return a digest of a list of attempts."""
     packed = struct.pack(f"<{len(attempts)}Q", *attempts)
     return hashlib.blake2b(packed, digest_size=DIGEST_BYTES).digest()

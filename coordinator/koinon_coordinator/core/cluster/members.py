@@ -1,23 +1,24 @@
-"""A node's record: what registrations and an operator make of it. Pure.
+"""A node's record, and its changes by registrations and by an operator. Pure.
 
-A node's epoch stands for one process life of one store. The record of a node keeps, beside the
-epoch, the ``registration_id`` that made it, the epoch that the store had before (``base``), and
-whether a heartbeat of the epoch was ever heard (``confirmed``). No lease is given under an
-unconfirmed epoch, hence no write was acknowledged under it. So a registration is
+A node's epoch stands for one process on one store. Beside the epoch, the node's record keeps the
+``registration_id`` that made it, the epoch that the store had before (``base``), and whether a
+heartbeat of the epoch was ever received (``confirmed``). No lease is given under an unconfirmed
+epoch, hence no write was acknowledged under it. So a registration is
 
 * new, if the id is unknown: number and epoch are given;
-* a copy of the one that made the current epoch, if it has its ``registration_id`` and the epoch is
-  unconfirmed: its answer was lost, or is being waited for. The same epoch is answered;
+* a copy of the registration that made the current epoch, if it has its ``registration_id`` and the
+  epoch is unconfirmed: the answer was lost, or is still under way. The answer is the same epoch;
 * the known store's next life, if ``store_id`` is the known one and ``last_node_epoch`` the current
   epoch, or the base of an unconfirmed epoch made by the same ``registration_id`` (which was fenced
   before it was ever answered): epoch + 1, and what the node led begins a new primary epoch;
 * of a lost store otherwise: an empty disk (another ``store_id``) or one rolled back (an older
   epoch). Epoch + 1, and the node leaves every ``in_sync`` in the same command. Partitions of which
   it was the last in-sync replica are stranded, and each remembers the store that it lost;
-* the return of such a store (a disk that had not been mounted, directories that were swapped back):
-  it holds all that was ever acknowledged in the partitions that were stranded by its going, since
-  no node could lead them without it. Those come back; the rest is as with a lost store. It is known
-  as above: by its last epoch, or the base of an unconfirmed one and the same ``registration_id``.
+* the return of such a store (a disk that had not been mounted, directories that were swapped back).
+  It holds all acknowledged writes of the partitions that were stranded by its loss, since no node
+  could lead them without it. These come back; the rest is as with a lost store. The store is
+  recognised as above: by its last epoch, or the base of an unconfirmed one and the same
+  ``registration_id``.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def stranded(known: NodeRecord, partition_id: PartitionId) -> Stranded:
 
 
 def next_epoch(known: NodeRecord | None, command: RegisterNode) -> int | None:
-    """Return the epoch that a registration is given, above the known one and above what the store
-    says; None if there is none left. A store may remember an epoch that this group never gave: it
-    has had another group, and epochs still only grow.
+    """Return the epoch for a registration: above the known one, and above the store's. None if no
+    epoch is left. A store may have an epoch that this group never gave, from an earlier group;
+    epochs still only grow.
     """
     before = max(known.info.node_epoch if known is not None else 0, command.last_node_epoch)
     return before + 1 if before < NODE_EPOCH_MAX else None
@@ -79,7 +80,7 @@ def registered(
     *,
     draining: bool = False,
 ) -> NodeRecord:
-    """Return the record that a registration makes; a node that was draining still is."""
+    """Return the record after a registration. A node that was draining still is."""
     return NodeRecord(
         info=NodeInfo(
             number=number,
@@ -104,7 +105,7 @@ def registered(
 
 
 def repeated(known: NodeRecord, command: RegisterNode, version: int) -> NodeRecord:
-    """Return the record after a copy of the registration that made it, which may have moved."""
+    """Return the record after a repeated registration, whose address may have changed."""
     info = replace(
         known.info,
         address=command.address,
@@ -124,8 +125,8 @@ def fenced(known: NodeRecord, version: int) -> NodeRecord:
 
 
 def with_status(known: NodeRecord, status: NodeStatus, version: int) -> NodeRecord:
-    """Return the record of a node that has not left, in the standing that an operator gives it. A
-    fenced node stays fenced, and drains (or does not) once it is back.
+    """Return the record with the status that an operator sets, for a node that has not left. A
+    fenced node stays fenced, and drains (or not) once it is back.
     """
     draining = status is NodeStatus.DRAINING
     if status is not NodeStatus.LEFT and not known.live:
@@ -137,7 +138,7 @@ def with_status(known: NodeRecord, status: NodeStatus, version: int) -> NodeReco
 
 
 def is_copy(known: NodeRecord, command: RegisterNode) -> bool:
-    """Return whether this registration made the current epoch, which is not used yet."""
+    """Return whether this registration made the current epoch, which is not confirmed yet."""
     return (
         not known.confirmed
         and known.registration_id == command.registration_id
@@ -157,7 +158,7 @@ def standing(known: NodeRecord, command: RegisterNode) -> StoreStanding:
 
 
 def is_known_store(known: NodeRecord, command: RegisterNode) -> bool:
-    """Return whether the store holds all that was ever acknowledged under this node."""
+    """Return whether the store holds all writes ever acknowledged under this node."""
     if known.info.store_id != command.store_id:
         return False
     return command.last_node_epoch == known.info.node_epoch or is_copy(known, command)
@@ -229,8 +230,8 @@ def _renew_node(data: ClusterData, known: NodeRecord, command: RegisterNode, epo
 
 
 def _lose_store(data: ClusterData, known: NodeRecord) -> tuple[int, int]:
-    """Put the node out of every ``in_sync``; return how many rows that were, and how many of
-    them have no replica in sync now.
+    """Remove the node from every ``in_sync``; return the number of changed rows, and how many of
+    them have no in-sync replica now.
     """
     number = known.info.number
     lost = [row.partition_id for row in data.rows if number in row.in_sync]

@@ -1,17 +1,17 @@
-"""Moves change a partition's replicas: their steps, as functions of its row. Pure.
+"""The steps of moves, which change a partition's replicas, as functions of its row. Pure.
 
 A move is queued (only ``ClusterState.moves`` knows it), then runs (the row names the replicas of
 ``origin`` and of ``target``), then is finished (the row is the target's) or turned back: then
 it runs the other way. While it runs,
 
-* ``replicas`` are the target's, in its order, then those that are to be removed;
-* ``adding`` are the target's that were no replicas before: none of a move that was turned back,
-  where all in the target were replicas all along;
-* ``in_sync`` is the primary's to widen. No step takes from it but the last, and that one keeps at
-  least ``min_in_sync`` of it, the primary among them. So no step can lose an acknowledged write.
+* ``replicas`` are the target's, in its order, then the replicas to be removed;
+* ``adding`` are the target's new replicas; none for a move that was turned back, whose target were
+  replicas all along;
+* the primary adds to ``in_sync``. Only the last step removes from it, and keeps at least
+  ``min_in_sync`` members, including the primary. So no step can lose an acknowledged write.
 
-Each step is one committed command; if a process dies between two of them, the row and the move say
-together what is left to do.
+Each step is one committed command. If a process dies between two steps, the row and the move
+together determine the next step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def plan_refusal(
     moves: Mapping[PartitionId, Move],
     nodes: Mapping[NodeNumber, NodeRecord],
 ) -> Reason | None:
-    """Return why a plan cannot be queued, or None: it is queued whole or not at all."""
+    """Return the reason why a plan cannot be queued as a whole, or None."""
     seen: set[PartitionId] = set()
     for move in plan:
         row = row_of(move.partition_id)
@@ -71,7 +71,7 @@ def started(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
 
 
 def can_finish(keyspace: Keyspace, row: PartitionRow, move: Move) -> bool:
-    """Return whether the replicas that are to be removed are needed no longer."""
+    """Return whether the replicas to be removed are not needed any more."""
     return (
         move.running
         and row.status is PartitionStatus.ONLINE
@@ -82,7 +82,7 @@ def can_finish(keyspace: Keyspace, row: PartitionRow, move: Move) -> bool:
 
 
 def finished(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
-    """Return the row with the target's replicas alone. The preferred primary is wished for."""
+    """Return the row with only the target's replicas, and a wish for the preferred primary."""
     in_sync = tuple(n for n in row.in_sync if n in move.target)
     preferred, wanted = move.target[0], row.wanted_primary
     if preferred in in_sync:
@@ -100,11 +100,11 @@ def finished(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
 
 
 def can_turn_back(keyspace: Keyspace, row: PartitionRow, move: Move) -> bool:
-    """Return whether a running move may be turned round.
+    """Return whether a running move may be turned back.
 
-    Only to replicas of which enough are in sync: else it would wait for copies that may never come
-    back, while those that are there are enough to go on. A move that was turned back already stays
-    so, unless it has itself come to wait like that.
+    Only if enough replicas of its origin are in sync: otherwise it would wait for copies that may
+    never come back. A move that was turned back already is turned again only if too few replicas of
+    its present target are in sync.
     """
     return (
         move.running
@@ -114,15 +114,15 @@ def can_turn_back(keyspace: Keyspace, row: PartitionRow, move: Move) -> bool:
 
 
 def turned_back(row: PartitionRow, move: Move, *, version: int) -> tuple[PartitionRow, Move]:
-    """Return the row and the move that leads back to where it began."""
+    """Return the row, and the move in the opposite direction."""
     back = replace(move, origin=move.target, target=move.origin, cancelled=not move.cancelled)
     adding = () if back.cancelled else back.added
     return _redirected(row, back.target, adding, version), back
 
 
 def wished(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow | None:
-    """Return the row with ``node`` as wanted primary (``NO_NODE``, or the present one: no wish);
-    the row itself where that is so already, None if the node is no replica that stays.
+    """Return the row with ``node`` as wanted primary (``NO_NODE``, or the present primary: no
+    wish); the same row if nothing changes, None if the node is no replica that stays.
     """
     if node != NO_NODE and node not in row.target:
         return None
@@ -143,8 +143,8 @@ def _redirected(
     adding: tuple[NodeNumber, ...],
     version: int,
 ) -> PartitionRow:
-    """Return the row with another target. The target's first replica is to lead if the primary has
-    to go, or if another one was preferred so far.
+    """Return the row with another target. The target's first replica should lead if the primary has
+    to go, or if another node was preferred so far.
     """
     removing = tuple(n for n in row.replicas if n not in target)
     wanted = row.wanted_primary
@@ -162,7 +162,7 @@ def _redirected(
 
 
 def _is_held_by(keyspace: Keyspace, row: PartitionRow, replicas: Sequence[NodeNumber]) -> bool:
-    """Return whether enough of ``replicas`` are in sync for them to be all replicas."""
+    """Return whether enough of ``replicas`` are in sync for them to be the only replicas."""
     in_sync = sum(n in row.in_sync for n in replicas)
     return in_sync >= keyspace.min_in_sync_among(len(replicas))
 

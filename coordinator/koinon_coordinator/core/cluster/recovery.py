@@ -1,20 +1,19 @@
-"""Makes the state of a new coordinator group when the majority of the old one is lost. Pure.
+"""Builds the state of a new coordinator group after the loss of the old one's majority. Pure.
 
-Every table that a node or a surviving member holds is a prefix of one history, so the one of the
-highest ``table_version`` is the newest that anybody acted on; none of those who are asked has seen
-what was committed after it. The new history begins far above it, so that nothing the old group may
-have given out collides: versions and epochs jump, every node is fenced and must register anew, and
-no partition has a primary until a node that its row calls in sync has registered.
+The tables of nodes and surviving members are prefixes of one history, so the table with the highest
+``table_version`` is the newest that any of them acted on; none of them has seen a later commit. The
+new history begins far above it, so that it cannot collide with numbers that the old group gave:
+versions and epochs jump, every node is fenced and must register again, and no partition has a
+primary until a node of its in_sync has registered.
 
-A member's log may end in entries that were never committed, because others committed something else
-in their place. A node is told of committed versions only, so its table, where it differs, tells
-from which entry on the member's log is none of the history (``Committed``).
+A member's log may end with entries that were never committed, since other members committed other
+entries in their place. Nodes get only committed versions. So where a node's table differs from a
+member's log, that part of the log is not part of the history (``Committed``).
 
-Of bulk loads a table tells only which are open and which are being merged. A surviving member
-knows the rest of those that it has seen in the same state; they go on. Any other is given up: nodes
-delete what was staged for it. One that was being merged may then have been merged in part, and
-which attempts were to be merged is not known: the operator is told, and the job has to be run
-again.
+A table has only the ids and states of bulk loads. A surviving member knows the rest of the loads
+that it has seen in the same state; these continue. All other loads are abandoned, and nodes delete
+their staged rows. An abandoned load that was being merged may be merged in part, and its attempts
+are unknown: the operator is told, and the job has to run again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from koinon_proto.contract.table import (
 
 VERSION_JUMP = 1_000_000
 EPOCH_JUMP = 1_000
-"""Of 16 million primary epochs that a partition has in all."""
+"""A partition has 16 million primary epochs in all."""
 LOAD_ID_SHIFT = 20
 """The new group's load ids begin above its table version, shifted by so many bits. Each recovery
 raises the version by at least ``VERSION_JUMP``, so that the ids that the old group may have given
@@ -53,7 +52,7 @@ LOST_REASON = "it was being merged when the coordinators were lost: run its job 
 
 
 def image_of(table: Table) -> StateImage:
-    """Return the state that a node's table lets one know."""
+    """Return the part of the state that a node's table contains."""
     return StateImage(
         config=table.cluster,
         table_version=table.table_version,
@@ -76,11 +75,11 @@ def image_of(table: Table) -> StateImage:
 
 
 class Committed:
-    """The rows and nodes that the nodes' tables show for the versions up to their own."""
+    """The rows and nodes in the nodes' tables, by the versions that made them."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables: dict[int, list[Table]] = {}
-        self._rows: dict[int, set[PartitionRow]] = {}  # by the version that made them so
+        self._rows: dict[int, set[PartitionRow]] = {}  # by the version of the row's last change
         self._nodes: dict[int, set[NodeInfo]] = {}
         for table in tables:
             self._tables.setdefault(table.table_version, []).append(table)
@@ -90,8 +89,8 @@ class Committed:
                 self._nodes.setdefault(info.changed_at, set()).add(info)
 
     def contradicts(self, state: ClusterState) -> bool:
-        """Return whether the state is not the one that was committed as its version. False proves
-        nothing: a node that missed a version, or has seen its rows change again, tells nothing of
+        """Return whether the state certainly differs from the committed state of its version. False
+        proves nothing: a node that missed a version, or whose rows changed again, has no trace of
         it.
         """
         version = state.table_version
@@ -105,15 +104,15 @@ class Committed:
 
 
 def newest(images: Iterable[StateImage]) -> StateImage:
-    """Return the image of the highest version; of equal ones the first, so name members first."""
+    """Return the image with the highest version; of equal ones the first, so list members first."""
     return max(images, key=lambda image: image.table_version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadsFound:
-    """The bulk loads that can go on, with what is known of those that ended; the ids of those that
-    are given up: ``merging``, whose rows are readable in part, and ``open``. ``is_whole``: nothing
-    newer about loads can be missing.
+    """The bulk loads that can continue, with the known ended ones; and the ids of abandoned loads:
+    ``merging``, whose rows may be readable in part, and ``open``. ``is_whole``: no newer facts
+    about loads can be missing.
     """
 
     image: LoadsImage
@@ -123,7 +122,7 @@ class LoadsFound:
 
 
 def loads_found(survivor: StateImage | None, table: Table | None) -> LoadsFound:
-    """Return what is known of loads, by a surviving member and the newest of the nodes' tables."""
+    """Return the known loads, from a surviving member and the newest of the nodes' tables."""
     known = NO_LOADS if survivor is None else survivor.loads
     if table is None or (survivor and survivor.table_version >= table.table_version):
         return LoadsFound(image=known)
@@ -146,7 +145,7 @@ def loads_found(survivor: StateImage | None, table: Table | None) -> LoadsFound:
 
 
 def recovered(image: StateImage) -> StateImage:
-    """Return the state that the new group begins with."""
+    """Return the first state of the new group."""
     version = image.table_version + VERSION_JUMP
     rows = tuple(_without_primary(row, version) for row in image.rows)
     known = {move.partition_id for move in image.moves}
@@ -163,7 +162,7 @@ def recovered(image: StateImage) -> StateImage:
         rows=rows,
         moves=tuple(moves),
         loads=replace(image.loads, id_base=version << LOAD_ID_SHIFT),
-        # The table's version is above that of every recovery before, also if those lost this one.
+        # The table's version is above the version of every earlier recovery, even a forgotten one.
         access=replace(image.access, version=max(image.access.version + VERSION_JUMP, version)),
         keyspaces=replace(image.keyspaces, changed_at=version),
         last_keyspace_id=image.last_keyspace_id + KEYSPACE_ID_JUMP,
@@ -171,7 +170,7 @@ def recovered(image: StateImage) -> StateImage:
 
 
 def copies_at_risk(image: StateImage, reached: Iterable[NodeNumber]) -> list[PartitionRow]:
-    """Return the rows of which no in-sync replica is on a node that was reached."""
+    """Return the rows without an in-sync replica on a reached node."""
     there = set(reached)
     rows = [row for row in image.rows if not row.unused]
     return [row for row in rows if not there.intersection(row.in_sync)]
@@ -180,7 +179,7 @@ def copies_at_risk(image: StateImage, reached: Iterable[NodeNumber]) -> list[Par
 def _fenced(record: NodeRecord, version: int) -> NodeRecord:
     if record.info.status is NodeStatus.LEFT:
         return record
-    # An epoch whose answer was lost stays unconfirmed: its store asks for it again.
+    # An epoch whose answer was lost stays unconfirmed: its store will ask for it again.
     return replace(record, info=replace(record.info, status=NodeStatus.FENCED, changed_at=version))
 
 
@@ -199,7 +198,7 @@ def _without_primary(row: PartitionRow, version: int) -> PartitionRow:
 
 
 def _move_of(row: PartitionRow) -> Move:
-    """The move that a row is on, where the state that knew of it is lost."""
+    """Return the move that a row is on, for a state that lost its moves."""
     return Move(
         partition_id=row.partition_id,
         origin=row.settled,

@@ -1,10 +1,10 @@
 """The replicated state: the cluster's configuration, its nodes and its partition table.
 
-``ClusterState.apply`` is the only way in which it changes. It is deterministic (the same commands
-give the same state on every member) and total: a command that was valid when it was proposed may
-be stale when it commits, so ``apply`` checks the epochs again and answers ``Rejected``; it never
-raises for a stale or a repeated command. Nothing here knows of time, sessions or leases. What it
-holds is in ``data``; each subject's module has its rules and its ``HANDLERS``, by command.
+Only ``ClusterState.apply`` changes the state. It is deterministic (the same commands give the same
+state on every member) and total: a command that was valid when it was proposed may be stale when it
+commits, so ``apply`` checks the epochs again and returns ``Rejected``; it never raises for a stale
+or repeated command. The state has no time, sessions or leases. ``data`` has its parts; each
+subject's module has its rules and its ``HANDLERS``, by command.
 
 Registration and the stores
 ---------------------------
@@ -73,7 +73,7 @@ class ClusterState:
 
     def __init__(self, image: StateImage = EMPTY_IMAGE) -> None:
         self._data = ClusterData(image)
-        # Made when they are asked for, of the data at one version.
+        # Derived from the data at one version, on demand.
         self._table: Table | None = None
         self._compiled = Access()
 
@@ -98,7 +98,7 @@ class ClusterState:
 
     @property
     def live_numbers(self) -> Set[NodeNumber]:
-        """The numbers of these. To be read only."""
+        """The numbers of the live nodes. Read only."""
         return self._data.live
 
     @property
@@ -127,12 +127,12 @@ class ClusterState:
 
     @property
     def loads(self) -> Loads:
-        """The bulk loads. To be read only: ``apply`` changes them."""
+        """The bulk loads. Read only: ``apply`` changes them."""
         return self._data.loads
 
     @property
     def keyspaces(self) -> Keyspaces:
-        """The keyspaces. Only once there is a cluster."""
+        """The keyspaces. Requires that the cluster exists."""
         return self._data.keyspaces
 
     @property
@@ -142,13 +142,13 @@ class ClusterState:
 
     @property
     def access(self) -> Access:
-        """The rights of users and roles. Made once a version."""
+        """The rights of users and roles, cached per version."""
         if self._compiled.state is not self._data.access:
             self._compiled = Access(self._data.access, self._compiled)
         return self._compiled
 
     def table(self) -> Table | None:
-        """The table at the current version, None before there is a cluster. Made once a version."""
+        """The table at the current version, cached; None before the cluster exists."""
         data = self._data
         if data.config is None:
             return None
@@ -165,11 +165,11 @@ class ClusterState:
         return self._table
 
     def assigned_to(self, number: NodeNumber) -> tuple[PartitionRow, ...]:
-        """The rows that the node leads and has not acknowledged yet."""
+        """The rows that name the node as primary and that the node has not acknowledged yet."""
         return self._data.assigned_to(number)
 
     def is_in_use(self, number: NodeNumber) -> bool:
-        """Return whether the node has replicas, or a move is to give it some."""
+        """Return whether the node has replicas, or a move will give it some."""
         return self._data.is_in_use(number)
 
     def image(self) -> StateImage:
@@ -179,8 +179,8 @@ class ClusterState:
     # --- applying -----------------------------------------------------------------------------
 
     def apply(self, command: Command, index: int = 0) -> Result:
-        """Apply a committed command; return its result. ``index`` is its place in the log, which
-        only the opening of a load needs.
+        """Apply a committed command; return its result. ``index`` is the command's log index, which
+        only OpenLoad and CommitLoad need.
         """
         if isinstance(command, LoadCommand):
             return self._change_loads(command, index)

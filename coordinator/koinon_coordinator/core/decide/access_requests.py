@@ -1,4 +1,4 @@
-"""Decides on changes of access, from the state, before the leader proposes. Only reads."""
+"""Checks changes of access against the state, before the leader proposes. Reads only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from koinon_proto.contract.keyspaces import Keyspaces
 
 
 def check_change(state: AccessState, command: AccessCommand, keyspaces: Keyspaces) -> None:
-    """Check that the state can be changed so.
+    """Check that the command can change the state.
 
     Raises:
-        InvalidArgumentError: it cannot; the field is named.
-        UnknownKeyspaceError: it cannot; a grant names a keyspace that is gone.
-        ConditionFailedError: it has been changed since the version that the command names.
+        InvalidArgumentError: a field of the command is not valid.
+        UnknownKeyspaceError: a grant names a keyspace that was dropped.
+        ConditionFailedError: the state has changed since the version that the command names.
     """
     wrong = fault(state, command, keyspaces)
     if wrong is None:

@@ -1,5 +1,5 @@
-"""Decides on operators' requests, from the state, before the leader proposes; and explains refused
-commands. Decisions only read: they return the command, or raise the typed error that refuses.
+"""Decides on operators' requests by the state, before the leader proposes; explains refused
+commands. Decisions only read: they return a command, or raise a typed error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def named_node(state: ClusterState, node_id: str, field: str = "node_id") -> Nod
 
 
 def check_bootstrapped(state: ClusterState) -> ClusterConfig:
-    """Return the configuration; raise ClusterNotReadyError while there are no rows."""
+    """Return the configuration; raise ClusterNotReadyError before the partitions are assigned."""
     config = state.config
     if config is None or not state.bootstrapped:
         raise ClusterNotReadyError(
@@ -77,7 +77,7 @@ def decide_settings(
     bytes_per_second: int | None,
     moves_per_node: int | None,
 ) -> SetMoveSettings:
-    """Return the command that sets what is given and keeps the rest.
+    """Return the command that changes the given settings and keeps the others.
 
     Raises:
         InvalidArgumentError: a number is out of its bounds.
@@ -108,7 +108,7 @@ def decide_settings(
 
 
 def decide_status(state: ClusterState, node_id: str, status: int) -> SetNodeStatus:
-    """Return the command that gives a node another standing.
+    """Return the command that sets a node's status.
 
     Raises:
         InvalidArgumentError, UnknownNodeError, MembershipChangeError.
@@ -127,9 +127,9 @@ def decide_status(state: ClusterState, node_id: str, status: int) -> SetNodeStat
 
 
 def decide_cancel(state: ClusterState, partition_ids: Sequence[int]) -> CancelMoves | None:
-    """Return the command that ends these moves (none named: all), or None if there are none.
+    """Return the command that cancels these moves (empty: all), or None if there are none.
 
-    A move that is being turned back already is named to be turned again only by its id.
+    A move that is being turned back already is turned again only if its id is given.
 
     Raises:
         InvalidArgumentError: there is no such partition.
@@ -144,8 +144,8 @@ def decide_cancel(state: ClusterState, partition_ids: Sequence[int]) -> CancelMo
 
 
 def decide_restore(state: ClusterState) -> WantPrimaries | None:
-    """Return the command that gives primaries back to preferred replicas which are live and in
-    sync, or None if all of those lead.
+    """Return the command that gives the lead back to preferred replicas that are live and in sync,
+    or None if all of them lead.
     """
     wishes = tuple(
         (row.partition_id, preferred)
@@ -160,11 +160,11 @@ def decide_restore(state: ClusterState) -> WantPrimaries | None:
 
 
 def decide_force(state: ClusterState, partition_id: int, node_id: str) -> ForcePrimary:
-    """Return the command that elects a replica by name.
+    """Return the command that elects this replica by force.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError, UnknownNodeError
-        MembershipChangeError: the partition has a primary, or the node cannot be it.
+        MembershipChangeError: the partition has a primary, or the node cannot become primary.
     """
     check_bootstrapped(state)
     row = check_partition(state, partition_id)
@@ -176,7 +176,7 @@ def decide_force(state: ClusterState, partition_id: int, node_id: str) -> ForceP
             "nothing has to be forced"
         )
     if row.unused:
-        raise MembershipChangeError(reason=f"partition {partition_id} is of no keyspace")
+        raise MembershipChangeError(reason=f"partition {partition_id} belongs to no keyspace")
     if number not in row.replicas:
         raise MembershipChangeError(
             reason=f"{node_id} is not a replica of partition {partition_id}; its replicas are "
@@ -209,11 +209,11 @@ def refusal(
     return UnavailableError(reason=f"refused, the cluster has changed: {reason.value}")
 
 
-# --- what a node holds -------------------------------------------------------------------------
+# --- nodes in use ------------------------------------------------------------------------------
 
 
 def in_use(state: ClusterState, number: NodeNumber) -> str:
-    """Return what still holds a node in the cluster, and what to do about it."""
+    """Return what still keeps a node in the cluster, and what the operator can do about it."""
     name = names(state, (number,))
     held = [row for row in all_rows(state) if number in row.replicas]
     if not held:
@@ -256,7 +256,7 @@ def names(state: ClusterState, numbers: Iterable[NodeNumber]) -> str:
 
 
 def listed(partition_ids: Sequence[int]) -> str:
-    """Return the partitions one by one, the first few of many."""
+    """Return the first partition ids as text, and the number of the others."""
     text = ", ".join(str(p) for p in partition_ids[:NAMED_MAX])
     more = len(partition_ids) - NAMED_MAX
     return f"{text} and {more} more" if more > 0 else text

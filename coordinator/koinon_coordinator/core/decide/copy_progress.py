@@ -1,4 +1,5 @@
-"""How far replicas that are not in sync yet have come, as their nodes say, and the pace. Pure."""
+"""The progress of replicas that are not in sync yet, as their nodes report it, and the pace.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ PACE_WINDOW_S = 10.0
 
 
 class Stage(IntEnum):
-    """The stages of a replica on its way into sync; numbers are those of the wire."""
+    """The stages of a replica on its way into sync, with their numbers on the wire."""
 
     WAITING = 1
     SNAPSHOT = 2
@@ -37,8 +38,8 @@ ProgressOf = Mapping[NodeNumber, Mapping[PartitionId, Progress]]
 
 
 def received_since(before: Mapping[PartitionId, Progress], now: Iterable[Progress]) -> int:
-    """Return the bytes that a node received from what it said before to what it says now. A replica
-    that it speaks of for the first time counts whole, one that began anew from its beginning.
+    """Return the bytes that a node received between two of its reports. A replica that is new in
+    the report counts from zero, and so does one that began again.
     """
     received = 0
     for progress in now:
@@ -49,8 +50,8 @@ def received_since(before: Mapping[PartitionId, Progress], now: Iterable[Progres
 
 
 class Pace:
-    """Bytes a second, over about the last ``PACE_WINDOW_S``: what came counts less the older it is.
-    What came of a replica after its node spoke of it last is not seen.
+    """Bytes per second, averaged over about the last ``PACE_WINDOW_S``, with exponentially falling
+    weights. Bytes that came after a node's last report of a replica are not seen.
     """
 
     def __init__(self, now: float) -> None:
@@ -58,7 +59,7 @@ class Pace:
         self._bytes = 0.0
 
     def add(self, size: int, now: float) -> None:
-        """Count ``size`` bytes that have come until now."""
+        """Count ``size`` bytes received until now."""
         self._bytes = self._bytes_at(now) + size
         self._at = now
 

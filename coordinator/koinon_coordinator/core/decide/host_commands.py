@@ -1,9 +1,9 @@
 """The host commands in a heartbeat's answer: "you are the primary of these partitions".
 
-A command is due when it was never sent at its epochs, and again after a back-off that doubles
-(with jitter, so that nodes do not repeat in step) until the row leaves ``ASSIGNED``: because the
-node acknowledged it, or was fenced, or registered anew. Soft state of one leader; a new leader
-sends all of them again, and nodes answer a command that they have already carried out.
+A command is due when it was never sent at its epochs, and again after an exponential backoff (with
+jitter, so that nodes do not repeat in step) until the row leaves ``ASSIGNED``: the node
+acknowledged it, was fenced, or registered again. This is soft state of one leader; a new leader
+sends all commands again, and nodes acknowledge commands that they have already carried out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _command(row: PartitionRow) -> HostedPartition:
 
 
 class HostCommands:
-    """The host commands that were sent to each node, and when each is due again."""
+    """The host commands sent to each node, and when each is due again."""
 
     def __init__(self, times: HostingTimes, random: Random) -> None:
         self._times = times
@@ -53,7 +53,7 @@ class HostCommands:
     def due(
         self, number: NodeNumber, assigned: Sequence[PartitionRow], now: float
     ) -> list[HostedPartition]:
-        """Return the commands to send to the node now; counts them as sent.
+        """Return the commands to send to the node now, and count them as sent.
 
         ``assigned`` are all rows that the node leads in status ``ASSIGNED``.
         """
@@ -63,7 +63,7 @@ class HostCommands:
         before = self._sent.get(number, {})
         after: dict[int, _Sent] = {}
         due: list[HostedPartition] = []
-        jitter = self._random.uniform(0.75, 1.25)  # one for all: what is due together stays so
+        jitter = self._random.uniform(0.75, 1.25)  # one for all, so that they stay due together
         for row in assigned:
             sent = before.get(row.partition_id)
             if sent is None or not sent.is_of(row):
@@ -79,7 +79,9 @@ class HostCommands:
     def acknowledged(
         self, number: NodeNumber, hosted: Iterable[HostedPartition], now: float
     ) -> None:
-        """The node says that it carried these out: give the log time to say so before repeating."""
+        """Note that the node has carried these out; do not repeat them until the log had time to
+        record it.
+        """
         sent = self._sent.get(number, {})
         for command in hosted:
             entry = sent.get(command.partition_id)
@@ -87,7 +89,7 @@ class HostCommands:
                 entry.due_at = max(entry.due_at, now + self._times.last_retry_s)
 
     def forget(self, number: NodeNumber) -> None:
-        """The node was fenced or registered anew."""
+        """Forget a node that was fenced or has registered again."""
         self._sent.pop(number, None)
 
     def _backoff(self, times_sent: int) -> float:

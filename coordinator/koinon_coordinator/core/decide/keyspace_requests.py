@@ -1,5 +1,5 @@
-"""Decides on keyspaces, from the state, before the leader proposes: which settings are taken, where
-a new one's partitions lie, and when a dropped one is forgotten. Decisions only read.
+"""Decides on keyspaces by the state, before the leader proposes: their settings, the placement of a
+new one's partitions, and when a dropped one is forgotten. Decisions only read.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from koinon_proto.contract.table import (
 from koinon_proto.partitioner import check_new, partitioner
 
 PARTITION_COUNT = 64
-"""Of a keyspace that does not say: for a cluster of a few nodes, and a few hundred keyspaces."""
+"""The default of a keyspace: for a cluster of a few nodes with a few hundred keyspaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alteration:
-    """The settings of a keyspace that are to be altered; None: it stays."""
+    """The new settings of a keyspace; None: unchanged."""
 
     min_in_sync: int | None = None
     max_value_bytes: int | None = None
@@ -61,12 +61,12 @@ class Alteration:
 
 
 def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | Keyspace:
-    """Return the command that creates the keyspace, or the keyspace, which is there already. What
-    is 0 or "" in ``wanted`` is as usual; its id, base and fingerprint are not looked at.
+    """Return the command that creates the keyspace, or the existing equal keyspace. Fields of
+    ``wanted`` that are 0 or "" get defaults; its id, base and fingerprint are ignored.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError, ConfigurationError
-        KeyspaceChangeError: another keyspace has the name, or there is no room or no node for it.
+        KeyspaceChangeError: another keyspace has the name, or partition ids or nodes are lacking.
     """
     config = check_bootstrapped(state)
     check_keyspace_name(wanted.name)
@@ -105,13 +105,13 @@ def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | K
             racks,
             partition_count=keyspace.partition_count,
             replication_factor=factor,
-            start_index=base,  # so that the rounding of each falls on other nodes
+            start_index=base,  # so that the rounding of different keyspaces hits different nodes
         ),
     )
 
 
 def _as_wanted(there: Keyspace, wanted: Keyspace) -> Keyspace:
-    """Return the keyspace that is there, if it is as it is wanted."""
+    """Return the existing keyspace if it has the wanted settings, else raise."""
     own = {name: getattr(there, name) for name in ("keyspace_id", "base")}
     alike = replace(wanted, **own)
     if there == alike:
@@ -123,7 +123,7 @@ def _as_wanted(there: Keyspace, wanted: Keyspace) -> Keyspace:
 
 
 def _racks(state: ClusterState, keyspace: Keyspace) -> Mapping[NodeNumber, str]:
-    """Return the racks of the nodes that the keyspace's replicas are placed on."""
+    """Return the racks of the nodes on which the keyspace's replicas are placed."""
     nodes = [
         record.info
         for record in state.live_nodes
@@ -161,12 +161,12 @@ def decide_alteration(state: ClusterState, name: str, change: Alteration) -> Alt
 
 
 def decide_drop(state: ClusterState, name: str, keyspace_id: int) -> DropKeyspace:
-    """Return the command that drops the keyspace; one that names the id may come again.
+    """Return the command that drops the keyspace; a request with the id may be repeated.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError
-        UnknownKeyspaceError: there is none of this name (and id, unless that is 0).
-        KeyspaceChangeError: it is ``default``.
+        UnknownKeyspaceError: no keyspace has this name (and this id, unless it is 0).
+        KeyspaceChangeError: the keyspace is ``default``.
     """
     check_bootstrapped(state)
     _check_named(name)
@@ -182,7 +182,7 @@ def decide_drop(state: ClusterState, name: str, keyspace_id: int) -> DropKeyspac
 
 
 def _check_named(name: str) -> None:
-    """Raise InvalidArgumentError where no keyspace is named: a change is of none by default."""
+    """Raise InvalidArgumentError if no keyspace is named: a change has no default keyspace."""
     if not name:
         raise InvalidArgumentError(field="name", reason="must not be empty")
 
@@ -190,10 +190,11 @@ def _check_named(name: str) -> None:
 def decide_forgetting(
     state: ClusterState, erased: Callable[[NodeNumber, int], bool]
 ) -> ForgetKeyspace | None:
-    """Return the command that frees the partitions of a keyspace of which no node holds anything.
+    """Return the command that frees the partitions of a dropped keyspace without data on any node.
 
-    ``erased(node, keyspace_id)``: whether the process that the node now runs has said so. A node
-    that is down may hold some of it, and is waited for until it has left the cluster for good.
+    ``erased(node, keyspace_id)``: whether the node's present process has reported that it holds
+    none. A node that is down may hold some, and blocks the command until it has left the cluster
+    for good.
     """
     members = [record.info.number for record in state.nodes if not record.left]
     for keyspace in state.keyspaces.dropping:

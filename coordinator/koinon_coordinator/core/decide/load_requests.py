@@ -1,10 +1,9 @@
-"""Decides on bulk loads, from the state, before the leader proposes; and counts what it knows of
-them beside the state: when tasks were at work on an open load, and how much they have staged. Pure.
+"""Decides on bulk loads by the state, before the leader proposes; keeps soft state of open loads:
+when tasks last worked on them, and how much they have staged. Pure.
 
-``core/cluster/load_rules.py`` says what a command makes of a load; here is which command, and the
-typed error where there is none. How long a load has been left alone is soft: the leader counts it,
-from the last that it heard or from its own beginning, and leaves out the time in which it stood
-still itself.
+``core/cluster/load_rules.py`` has the effects of commands; this module chooses the command, or
+raises a typed error. The idle time of a load is soft state: the leader counts it from the last
+report or from its own beginning, without the time in which its process was paused.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ _FULL = {
     Reason.TOO_MANY_QUERIES: ("streaming queries that have applied a batch", QUERIES_MAX),
 }
 Decision = LoadCommand | LoadOutcome
-"""A command to propose, or the answer where nothing has to change."""
+"""A command to propose, or the answer if nothing has to change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadWish:
-    """A request to open a load, as it came; ``timeout_ms`` 0: the usual. ``owner``: who asks."""
+    """A request to open a load; ``timeout_ms`` 0: the default. ``owner``: the caller."""
 
     job_id: str
     mode: int
@@ -86,7 +85,7 @@ class LoadWish:
 
 
 def decide_open(state: ClusterState, wish: LoadWish) -> Decision:
-    """Return the command that opens the load, or the load that there is already.
+    """Return the command that opens the load, or the existing load.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError, ResourceExhaustedError, UnknownKeyspaceError.
@@ -107,7 +106,7 @@ def decide_open(state: ClusterState, wish: LoadWish) -> Decision:
 
 
 def decide_commit(state: ClusterState, command: CommitLoad) -> Decision:
-    """Return the command that commits the load, or what came of it when it was committed before.
+    """Return the command that commits the load, or the outcome of an earlier commit.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError, LoadClosedError, ResourceExhaustedError
@@ -127,11 +126,11 @@ def decide_commit(state: ClusterState, command: CommitLoad) -> Decision:
 
 
 def decide_abort(state: ClusterState, load_id: int, reason: str) -> Decision:
-    """Return the command that aborts the load, or that it is aborted.
+    """Return the command that aborts the load, or the outcome of an earlier abort.
 
     Raises:
         ClusterNotReadyError
-        LoadClosedError: it is committed, or not known.
+        LoadClosedError: the load is committed, or unknown.
     """
     command = AbortLoad(load_id=load_id, reason=printable(reason)[:LOAD_TEXT_CHARS_MAX])
     check_bootstrapped(state)
@@ -141,9 +140,9 @@ def decide_abort(state: ClusterState, load_id: int, reason: str) -> Decision:
 def decide_merged(
     state: ClusterState, load_id: int, partition_ids: Iterable[int], reporter: str = ""
 ) -> Decision:
-    """Return the command that records merged partitions, or the load's state if it says nothing
-    new: of a load that is forgotten, UNKNOWN. Of a ``reporter`` that is known, only what it leads
-    counts: who leads the others reports them.
+    """Return the command that records merged partitions, or the load's state if nothing is new
+    (UNKNOWN for a forgotten load). If the ``reporter`` is known, only partitions that it leads
+    count: the primaries of the others report those.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError.
@@ -164,10 +163,10 @@ def decide_merged(
 
 
 def load_in(state: ClusterState, load_id: int, wanted: LoadState) -> Load:
-    """Return the load, which is in the wanted state.
+    """Return the load if it is in the wanted state.
 
     Raises:
-        LoadClosedError: it is in another one, or not known.
+        LoadClosedError: the load is in another state, or unknown.
     """
     load = state.loads.get(load_id)
     if load is None or load.state is not wanted:
@@ -176,7 +175,7 @@ def load_in(state: ClusterState, load_id: int, wanted: LoadState) -> Load:
 
 
 def refusal(reason: Reason, command: LoadCommand, state: ClusterState) -> KoinonError:
-    """Return the typed error for a command that is refused, before it was proposed or after."""
+    """Return the typed error for a rejected command, before or after it was proposed."""
     if reason in _FULL:
         resource, limit = _FULL[reason]
         return ResourceExhaustedError(resource=resource, limit=limit)
@@ -200,7 +199,7 @@ def refusal(reason: Reason, command: LoadCommand, state: ClusterState) -> Koinon
 
 
 def closed(load_id: int, load: Load | None, reason: str = "") -> LoadClosedError:
-    """Return the error that says what became of a load."""
+    """Return the error with the load's state."""
     if load is None:
         return LoadClosedError(load_id=load_id, state=UNKNOWN, reason=Reason.LOAD_UNKNOWN.value)
     return LoadClosedError(
@@ -217,7 +216,7 @@ def _closed_reason(load: Load | None, command: LoadCommand) -> str:
 
 
 def _judged(state: ClusterState, command: LoadCommand) -> Decision:
-    """Return the command if it would have an effect, else what it comes to."""
+    """Return the command if it would have an effect, else its outcome; raise if it is rejected."""
     judged = state.loads.judge(command, state.keyspaces)
     if isinstance(judged, Rejected):
         raise refusal(judged.reason, command, state)
@@ -271,16 +270,16 @@ def _check_length(name: str, value: str, chars_max: int, *, required: bool = Fal
 
 @dataclass(slots=True)
 class _Work:
-    """The work on an open load that one leader knows of."""
+    """A leader's knowledge of the work on an open load."""
 
     touched_at: float
-    held: bool = False  # its abort is proposed
+    held: bool = False  # an abort of the load is proposed
     staged: dict[int, tuple[int, int]] = field(default_factory=dict)  # rows, bytes by attempt
 
 
 class Activity:
-    """The work on open loads that jobs report, in one leader's term. Times are float seconds;
-    ``now`` is an argument.
+    """The reports of work on open loads, in one leader's term. Times are float seconds; ``now`` is
+    an argument.
     """
 
     def __init__(self, now: float) -> None:
@@ -290,7 +289,7 @@ class Activity:
     def touch(
         self, load_id: int, now: float, *, attempt: int = 0, rows: int = 0, size_bytes: int = 0
     ) -> None:
-        """Note that a job is at work on the load; an attempt has staged so much so far."""
+        """Note that a job works on the load, and how much an attempt has staged so far."""
         work = self._works.setdefault(load_id, _Work(touched_at=now))
         work.touched_at = now
         is_room = attempt in work.staged or len(work.staged) < LOAD_ATTEMPTS_MAX
@@ -298,24 +297,24 @@ class Activity:
             work.staged[attempt] = rows, size_bytes
 
     def staged(self, load_id: int) -> tuple[int, int]:
-        """Return how many rows and bytes the attempts say they have staged, as far as this leader
-        has heard; those of attempts that failed are among them.
+        """Return the rows and bytes that the attempts have reported as staged to this leader,
+        including failed attempts.
         """
         work = self._works.get(load_id)
         sizes = work.staged.values() if work is not None else ()
         return sum(rows for rows, _ in sizes), sum(size for _, size in sizes)
 
     def idle_s(self, load_id: int, now: float) -> float:
-        """Return for how long the load was not touched, as far as this leader knows."""
+        """Return the seconds since the load was last touched, by this leader's knowledge."""
         work = self._works.get(load_id)
         return max(0.0, now - work.touched_at) if work is not None else 0.0
 
     def tick(self, now: float, loads: Mapping[int, Load], *, pause_s: float) -> list[Load]:
-        """Return the open loads that were not touched for their time, until each is held. For one
-        that is seen for the first time it begins now.
+        """Return the open loads that were not touched within their timeout, until each is held. The
+        timeout of a load that is new to this leader begins now.
 
-        Ticks further apart than ``pause_s`` mean that this process stood still: no task could touch
-        anything meanwhile, so that time does not count.
+        Ticks further apart than ``pause_s`` mean that this process was paused: no task could touch
+        a load meanwhile, so that time does not count.
         """
         gap, self._looked_at = now - self._looked_at, now
         if gap > pause_s:
@@ -330,11 +329,11 @@ class Activity:
         ]
 
     def hold(self, load_id: int) -> None:
-        """The load's abort is proposed: ``tick`` does not name it again."""
+        """Note that the load's abort is proposed: ``tick`` does not return the load again."""
         if load_id in self._works:
             self._works[load_id].held = True
 
     def release(self, load_id: int) -> None:
-        """The abort was not appended."""
+        """Note that the abort was not appended to the log."""
         if load_id in self._works:
             self._works[load_id].held = False

@@ -1,14 +1,14 @@
-"""The choice of the moves that go on, and what the others wait for: the leader's part. Pure.
+"""Chooses the moves that proceed, and explains what the others wait for. Pure.
 
-A queued move starts when every node that it adds or removes has fewer than ``moves_per_node`` moves
-running that add or remove it, what it adds is live and has room for the copy (``room``), and a node
-leads the partition (else there is no node to copy from, and it would only take another's place).
-A running one is finished as soon as nothing of it is missing, and turned back when a node that it
-waits for has been fenced for ``TURN_BACK_AFTER_S``. While an operator has paused moves, nothing of
-this is done.
+A queued move starts when every node that it adds or removes takes part in fewer than
+``moves_per_node`` running moves, the added nodes are live and have room for the copy (``room``),
+and the partition has a primary (otherwise there is no source, and the move would only take a
+place). A running move is finished once its target is in sync and led, and turned back when a node
+that it waits for has been fenced for ``TURN_BACK_AFTER_S``. While an operator has paused moves,
+none of this happens.
 
-``moves.py`` says what each step makes of a row; here is only when. How long a node has been fenced
-is soft: the leader counts it, from the fence or from its own beginning.
+``move_steps.py`` has the steps; this module decides when they happen. The duration of a fence is
+soft state: the leader counts it from the fence or from its own beginning.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from koinon_proto.contract.table import (
 )
 
 TURN_BACK_AFTER_S = 30.0
-"""A process that only restarts is back in a few seconds, and goes on where it was. One that stays
-away for longer may never come back, and keeps other moves from a place among ``moves_per_node``.
+"""A restarting process is back in a few seconds, and its moves continue. A node that is away for
+longer may never come back, and its moves keep others from starting (``moves_per_node``).
 """
 REPAIR_PREFIX = "repair-"
-"""Of the ``plan_id`` of moves that replace a node which stayed away: they are dropped if it is back
-before they have begun.
+"""The prefix of the ``plan_id`` of moves that replace an absent node: queued ones are dropped if
+the node comes back.
 """
 
 
 class Fences:
-    """For how long each fenced node has been fenced, as far as this leader knows."""
+    """The duration of each node's fence, by this leader's knowledge."""
 
     def __init__(self, now: float) -> None:
         self._looked_at = now
@@ -58,7 +58,7 @@ class Fences:
         return bool(self._since)
 
     def observe(self, state: ClusterState, now: float) -> None:
-        """Take note of who is fenced now."""
+        """Note which nodes are fenced now."""
         self._since = {
             key: self._since.get(key, now)
             for record in state.nodes
@@ -67,14 +67,13 @@ class Fences:
         }
 
     def tick(self, now: float, *, pause_s: float) -> None:
-        """Leave out the time in which this process stood still: no node could register
-        meanwhile."""
+        """Leave out the time in which this process was paused: no node could register meanwhile."""
         gap, self._looked_at = now - self._looked_at, now
         if gap > pause_s:
             self._since = {key: since + gap for key, since in self._since.items()}
 
     def fenced_s(self, now: float) -> dict[NodeNumber, float]:
-        """Return the fenced nodes, and for how many seconds each has been."""
+        """Return the fenced nodes, with the seconds since their fence."""
         return {number: now - since for (number, _), since in self._since.items()}
 
 
@@ -85,10 +84,10 @@ def next_step(
     room: Room,
     but: Collection[type[Command]] = (),
 ) -> Command | None:
-    """Return the command that takes moves on, for as many as it can, and is of none of the kinds
-    ``but``; None: all have to wait. What it finishes makes room for what it starts next.
+    """Return a command that advances as many moves as possible and is of none of the types ``but``,
+    or None if all moves have to wait. Finished moves make room for the next ones.
 
-    ``rereplicate_after_s`` 0: a node that stays away is waited for.
+    ``rereplicate_after_s`` 0: absent nodes keep their replicas.
     """
     if not state.moves or state.move_settings.paused:
         return None
@@ -115,7 +114,7 @@ def _to_cancel(
 
 
 def _is_stuck(state: ClusterState, move: Move, gone: set[NodeNumber]) -> bool:
-    """Return whether a running move waits for a node that has gone, and can do without it."""
+    """Return whether a running move waits for an absent node and can be turned back."""
     row, keyspace = state.row(move.partition_id), state.keyspaces.of(move.partition_id)
     if row is None or keyspace is None or gone.isdisjoint(_missing(state, move)):
         return False
@@ -172,7 +171,8 @@ def moves_by_node(moves: Iterable[Move]) -> Counter[NodeNumber]:
 
 
 def waits_for(state: ClusterState, move: Move, load: Mapping[NodeNumber, int], room: Room) -> str:
-    """Return what the move waits for, in words; "" if it is about to go on by itself.
+    """Return what the move waits for, as text; '' if it will proceed by itself. ``load`` is the
+    result of ``moves_by_node``.
 
     ``load`` is what ``moves_by_node`` counts.
     """
@@ -200,7 +200,7 @@ def _for_room(state: ClusterState, shortage: Shortage) -> str:
 
 
 def short_of_room(state: ClusterState, room: Room) -> list[Shortage]:
-    """Return the shortage of each move that does not go on for want of room."""
+    """Return the shortage of each move that waits for room."""
     if state.move_settings.paused:
         return []
     found = (room.shortage(move) for move in state.moves.values())
@@ -244,7 +244,9 @@ def _copying(
 
 
 def _obstacle(state: ClusterState, move: Move, room: Room) -> str:
-    """Return what makes a queued move useless, beside the number of others; "": nothing."""
+    """Return the reason why a queued move cannot start, apart from the number of other moves; '' if
+    there is none.
+    """
     down = [n for n in move.added if not is_live(state, n)]
     if down:
         return f"{_names(state, down)} {'is' if len(down) == 1 else 'are'} down"

@@ -1,12 +1,12 @@
-"""The planner's view of the state, and what an operator or a lost node asks of it. Pure.
+"""Builds the planner's input from the state, for operators' requests and for repairs. Pure.
 
-Planning counts replicas where they will be once every move is over, and leaves alone what is being
-moved. Each keyspace is planned by itself (``by_keyspace``). A node that is to be emptied (drained
-or replaced) counts as such before it is told so: then the plan that was shown and the one that is
-carried out are the same.
+Planning counts replicas where they will be after all moves, and does not touch partitions that are
+being moved. Each keyspace is planned by itself (``by_keyspace``). A node that a plan will empty
+(drain or replace) counts as draining already, so that the plan that was shown and the executed one
+are the same.
 
-A plan may take a second, so it is made in two steps: the first takes from the state all that the
-second needs, which may then run beside whatever changes the state.
+Planning may take a second, so it has two steps: the first copies its input from the state; the
+second may run in a thread while the state changes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId
 
 MOVES_PER_COMMAND_MAX = 2_048
-"""Moves of one ``AcceptPlan``, which has to fit into an entry of the log. A larger plan is queued
-in pieces, each whole or not at all.
+"""The most moves of one ``AcceptPlan``, which has to fit into a log entry. A larger plan is queued
+in several commands, each of them atomic.
 """
 
 
@@ -59,15 +59,15 @@ class PlanKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanWish:
-    """The plan that an operator asks for; the fields that the kind does not need are ignored."""
+    """A request for a plan; fields that the kind does not need are ignored."""
 
     kind: PlanKind
     node_id: str = ""
     with_node_id: str = ""
     replication_factor: int = 0
     keyspace: str = ""
-    """The keyspace whose factor is meant; "": ``default``. Other kinds of plan are about all
-    keyspaces.
+    """The keyspace for a change of the replication factor; "": ``default``. Other kinds of plans
+    cover all keyspaces.
     """
 
 
@@ -81,8 +81,8 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTask:
-    """The input of a plan; equal tasks have the same plan as long as the nodes' room suffices.
-    ``successor`` takes the places of ``emptied``; ``NO_NODE`` where the kind has none.
+    """The input of planning; equal tasks give the same plan as long as the nodes' room suffices.
+    ``successor`` takes the places of ``emptied``; ``NO_NODE``: the kind has none.
     """
 
     wish: PlanWish
@@ -92,11 +92,11 @@ class PlanTask:
 
 
 def plan_task(state: ClusterState, wish: PlanWish, room: Room) -> PlanTask:
-    """Return what planning needs to know of the state, and of the nodes' room.
+    """Return the input of planning from the state and the nodes' room.
 
     Raises:
         ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, UnknownKeyspaceError
-        MembershipChangeError: the node cannot give or take anything.
+        MembershipChangeError: the node cannot give or take replicas.
     """
     check_bootstrapped(state)
     if wish.kind is PlanKind.REBALANCE:
@@ -121,12 +121,12 @@ def plan_task(state: ClusterState, wish: PlanWish, room: Room) -> PlanTask:
 
 
 def planned(task: PlanTask) -> Planned:
-    """Return the plan. It reads nothing but the task: it may run in any thread."""
+    """Return the plan. Reads only the task, so it may run in any thread."""
     return Planned(plan=plan_each(task.layouts, _planner(task)), emptied=task.emptied)
 
 
 def _planner(task: PlanTask) -> Callable[[Layout], Plan]:
-    """Return what plans one keyspace."""
+    """Return the function that plans one keyspace."""
     kind = task.wish.kind
     if kind is PlanKind.REBALANCE:
         return plan_rebalance
@@ -138,7 +138,7 @@ def _planner(task: PlanTask) -> Callable[[Layout], Plan]:
 
 
 def plan(state: ClusterState, wish: PlanWish, room: Room) -> Planned:
-    """Return the plan for the wish, at once; raises as ``plan_task``."""
+    """Return the plan for the request, at once. Raises the errors of ``plan_task``."""
     return planned(plan_task(state, wish, room))
 
 
@@ -166,8 +166,8 @@ def accepted(plan_id: str, plan: Plan) -> list[AcceptPlan]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairTask:
-    """Replicas on nodes that are given up, where somebody leads to copy from. What could be done
-    about a task is the same for an equal one.
+    """Replicas on abandoned nodes, in partitions with a primary to copy from. Equal tasks have
+    equal plans.
     """
 
     nodes: tuple[PlanNode, ...]
@@ -176,7 +176,7 @@ class RepairTask:
 
 
 def repair_task(state: ClusterState, lost: Collection[NodeNumber]) -> RepairTask | None:
-    """Return what has to be repaired once these nodes are given up, or None."""
+    """Return the repairs that are due once these nodes are abandoned, or None."""
     if not lost or not state.bootstrapped or state.move_settings.paused:
         return None
     partition_ids = frozenset(
@@ -194,7 +194,7 @@ def repair_task(state: ClusterState, lost: Collection[NodeNumber]) -> RepairTask
 
 
 def repair_layouts(state: ClusterState, task: RepairTask, room: Room) -> tuple[KeyspaceLayout, ...]:
-    """Return the state as the planner sees it, in which only the task's partitions may move."""
+    """Return the planner's input for a repair, in which only the task's partitions may move."""
     concerned = [
         keyspace
         for keyspace in state.keyspaces
@@ -206,9 +206,9 @@ def repair_layouts(state: ClusterState, task: RepairTask, room: Room) -> tuple[K
 
 
 def repair(layouts: tuple[KeyspaceLayout, ...], task: RepairTask) -> Plan:
-    """Return the plan that replaces the lost nodes in the task's partitions. What it leaves out
-    because it is being moved, or is offline, is no refusal: it becomes a task of its own later.
-    It reads nothing but its arguments: it may run in any thread.
+    """Return the plan that replaces the lost nodes in the task's partitions. Partitions that are
+    being moved or are offline are no refusals: they become a task of their own later. Reads only
+    its arguments, so it may run in any thread.
     """
     plan = plan_each(layouts, partial(plan_repair, dead=task.lost))
     refusals = tuple(r for r in plan.refusals if r.code is not RefusalCode.MOVE_UNDER_WAY)
@@ -225,7 +225,7 @@ def repair_plan_id(plan: Plan) -> str:
 def layouts_of(
     state: ClusterState, room: Room, *, emptied: Collection[NodeNumber] = ()
 ) -> tuple[KeyspaceLayout, ...]:
-    """Return all keyspaces as the planner sees them, with ``emptied`` taken for draining."""
+    """Return the planner's input for all keyspaces, with ``emptied`` counted as draining."""
     return tuple(layout_of(state, keyspace, room, emptied=emptied) for keyspace in state.keyspaces)
 
 
@@ -237,7 +237,7 @@ def layout_of(
     emptied: Collection[NodeNumber] = (),
     movable: Container[PartitionId] | None = None,
 ) -> KeyspaceLayout:
-    """Return a keyspace as the planner sees it. ``movable``: only these partitions may move."""
+    """Return the planner's input for a keyspace. ``movable``: only these partitions may move."""
     replicas: list[tuple[NodeNumber, ...]] = []
     fixed: set[PartitionId] = set()
     for place, p in enumerate(map(PartitionId, keyspace.partition_ids)):
@@ -258,7 +258,7 @@ def layout_of(
 
 
 def _holding(layouts: tuple[KeyspaceLayout, ...], node: NodeNumber) -> tuple[KeyspaceLayout, ...]:
-    """Return the layouts in which the node has replicas; the first one where it has none at all."""
+    """Return the layouts in which the node has replicas, or the first layout if it has none."""
     held = tuple(
         part for part in layouts if any(node in replicas for replicas in part.layout.replicas)
     )

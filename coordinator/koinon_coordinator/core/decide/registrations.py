@@ -1,6 +1,6 @@
-"""Registrations, heartbeats and first assignments: what the leader decides before it proposes.
+"""The leader's decisions on registrations, heartbeats and the first assignment, before it proposes.
 
-Decisions only read. They return the command to propose, or raise the typed error that refuses.
+Decisions only read. They return the command to propose, or raise a typed error.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from koinon_proto.contract.keyspaces import DEFAULT, check_keyspace_name
 from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeStatus, RedisPort
 from koinon_proto.process.printable import printable
 
-NODES_MAX = 4_096  # that have not left: everybody is sent all of them
+NODES_MAX = 4_096  # that have not left: every table lists them all
 WEIGHT_MAX = 10_000
 LAST_EPOCH_MAX = 1 << 48
-"""Of what a store may say of itself: far above what any has used, far below what cannot be counted
-on from.
+"""The highest epoch that a store may state: far above any used one, and far below the largest
+number.
 """
-REDIS_PORTS_MAX = 64  # of a node: everybody is sent all of them
-CHANGES_MAX = 16_384  # of one proposal, which has to fit into a command
+REDIS_PORTS_MAX = 64  # of a node: every table lists them all
+CHANGES_MAX = 16_384  # rows of one proposal, which has to fit into a command
 HELD_RETRY_MS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """A node's request to join, as it came."""
+    """A node's request to join."""
 
     node_id: str
     address: str
@@ -108,7 +108,7 @@ def check_changes(changes: Sequence[PartitionChange], partitions: int) -> None:
 
 
 def check_printable(field: str, text: str) -> None:
-    """Raise InvalidArgumentError unless operators can be shown ``text`` as it is."""
+    """Raise InvalidArgumentError unless ``text`` can be shown to operators unescaped."""
     if not text.isprintable():
         raise InvalidArgumentError(field=field, reason=f"{printable(text)} is not printable")
 
@@ -124,11 +124,11 @@ def decide_registration(
 ) -> RegisterNode:
     """Return the command that registers the node.
 
-    An earlier process may be alive while it may hold a lease. A restart in the same place waits
-    for the lease's end. A newcomer from another address or with another store is asked to wait for
-    the session's end, and is a duplicate once the earlier process is heard meanwhile. A fenced
-    node's leases were over before its fence was proposed, and an epoch that was never confirmed
-    never had one.
+    The node's earlier process may still hold a lease. A restart at the same address with the same
+    store waits for the lease's end. A registration from another address or with another store waits
+    for the session's end, and is a duplicate if the earlier process sends a heartbeat meanwhile. A
+    fenced node's leases were over before its fence was proposed, and an unconfirmed epoch never had
+    one.
 
     Raises:
         InvalidArgumentError, DuplicateNodeError, RegistrationPendingError, MembershipChangeError.
@@ -149,7 +149,7 @@ def decide_registration(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sender:
-    """The node that a request says it comes from: its epoch, and the registration that made it."""
+    """The node that a request names as its sender: its epoch, and the registration that made it."""
 
     cluster_id: str
     node_id: str
@@ -161,7 +161,7 @@ def check_sender(state: ClusterState, sender: Sender) -> NodeRecord:
     """Return the sender's record, if its registration made the node's current epoch.
 
     Raises:
-        UnknownNodeError, NodeFencedError: the sender has to register (anew).
+        UnknownNodeError, NodeFencedError: the sender has to register (again).
     """
     record = state.node_by_id(sender.node_id)
     if record is None:
@@ -179,7 +179,7 @@ def check_sender(state: ClusterState, sender: Sender) -> NodeRecord:
 def decide_bootstrap(
     state: ClusterState, sessions: Sessions, now: float
 ) -> AssignPartitions | None:
-    """Return the one assignment of all partitions once the wanted number of nodes is live."""
+    """Return the first assignment of all partitions once enough nodes are live, else None."""
     config = state.config
     if config is None or state.bootstrapped:
         return None
@@ -204,7 +204,7 @@ def decide_bootstrap(
 def decide_hosted(
     state: ClusterState, record: NodeRecord, hosted: Iterable[HostedPartition]
 ) -> list[HostedPartition]:
-    """Return those acknowledgements that still say something new."""
+    """Return the acknowledgements that are not recorded yet."""
     waiting = {row.partition_id: row for row in state.assigned_to(record.info.number)}
     return [
         h
@@ -240,8 +240,8 @@ def _refusal(
 
 
 def _is_elsewhere(known: NodeRecord, request: Registration) -> bool:
-    """Return whether another process or store asks for the id than the one that has it. A store
-    that still waits for its answer may have moved.
+    """Return whether the request comes from another address or store than the known one. A store
+    that still waits for its answer may have moved to another address.
     """
     if known.info.store_id != request.store_id:
         return True

@@ -1,16 +1,16 @@
-"""How much room each node has for replicas, and how many bytes each partition takes. Pure.
+"""The room of each node for replicas, and the bytes of each partition. Pure.
 
-The facts are soft state of the leader: what the nodes said last in heartbeats. A new leader knows
-those of a node with its first heartbeat. Sizes of partitions are estimates: nodes count their keys
-and values in passes (``koinon_node.storage.sizes``), and a node's counts are scaled to what its
-store fills in all, so that indexes and half-filled pages count too.
+The facts are soft state of the leader: the last reports of nodes in heartbeats. A new leader knows
+a node's facts with its first heartbeat. Sizes of partitions are estimates: nodes count their keys
+and values in the background (``koinon_node.storage.sizes``), and a node's counts are scaled to the
+used bytes of its store, so that indexes and half-filled pages count too.
 
-Two shares of a node's map are left free. A plan fills ``PLAN_FILL_MAX`` at most: an overwrite needs
-fresh pages before the old ones are free, random keys leave pages half filled, the log in front of
-the store must always find room in it, and clients write while replicas are copied. Status warns
-from the same fill on, roughly. A move may begin up to ``START_FILL_MAX``: a plan that fits may
-exchange replicas between nodes, and each gets one before it is rid of another. On the disk the room
-is left with less than which status calls a disk full.
+Part of a node's map stays free. A plan fills at most ``PLAN_FILL_MAX``: an overwrite needs new
+pages before the old ones are free, random keys leave pages half filled, the log in front of the
+store must always find room in the store, and clients write while replicas are copied. Status warns
+at about the same fill. A move may start up to ``START_FILL_MAX``: a plan that fits may exchange
+replicas between nodes, and each node gets one before it loses another. On the disk as much stays
+free as status demands of a disk that is not full.
 """
 
 from __future__ import annotations
@@ -36,20 +36,23 @@ DISK_KEPT_BYTES_MAX = 4 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeUse:
-    """A node's store and disk, in bytes, as its last heartbeat said. ``map_bytes`` 0: the node says
-    no bound. ``counted`` are the keys and values of its partitions, ``counted_bytes`` all of them.
+    """A node's store and disk, in bytes, by its last heartbeat. ``map_bytes`` 0: the node reported
+    no bound. ``counted`` are the bytes of keys and values by partition, ``counted_bytes`` their
+    sum.
     """
 
     used_bytes: int = 0
     map_bytes: int = 0
-    reusable_bytes: int = 0  # of the store's file: filled before the file grows
+    reusable_bytes: int = 0  # free inside the store's file: reused before the file grows
     disk_free_bytes: int = 0
-    disk_bytes: int = 0  # 0: not known
+    disk_bytes: int = 0  # 0: unknown
     counted: Mapping[int, int] = field(default_factory=dict)
     counted_bytes: int = 0
 
     def left(self, fill_max: float) -> tuple[int, str]:
-        """Return how many bytes may come until the map is so full, and the bound, in words."""
+        """Return how many bytes may be added until the map has this fill, and the limiting bound as
+        text.
+        """
         if not self.map_bytes:
             return UNBOUNDED, ""
         by_map = int(fill_max * self.map_bytes) - self.used_bytes
@@ -68,7 +71,7 @@ UseOf = Mapping[NodeNumber, NodeUse]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """A move adds a replica to a node that has no room for it. Bytes."""
+    """A move that adds a replica to a node without room for it. In bytes."""
 
     node: NodeNumber
     needs_bytes: int
@@ -77,7 +80,7 @@ class Shortage:
 
 
 class Room:
-    """The nodes' room at one moment, from the state and from what the nodes said last."""
+    """The nodes' room at one moment, from the state and the nodes' last reports."""
 
     def __init__(self, state: ClusterState, uses: UseOf, progress: ProgressOf) -> None:
         self._state = state
@@ -85,13 +88,13 @@ class Room:
         self.progress = progress
 
     def is_known(self, number: NodeNumber) -> bool:
-        """Return whether this leader has heard the node."""
+        """Return whether this leader has a report of the node."""
         return number in self._uses
 
     def size(self, partition_id: PartitionId) -> int:
-        """Return about how many bytes a replica of the partition takes in a store: the most that a
-        replica in sync takes, for each node counts at another time. Nodes that have counted nothing
-        yet are asked only where no other was heard.
+        """Return the estimated bytes of a replica of the partition in a store: the largest of the
+        in-sync replicas, since nodes count at different times. Nodes that have counted nothing yet
+        are used only if no other node has reported.
         """
         row = self._state.row(partition_id)
         if row is None:
@@ -107,7 +110,7 @@ class Room:
 
     @cached_property
     def for_plans(self) -> dict[NodeNumber, tuple[int, str]]:
-        """Each heard node's room once all moves are over, and the bound behind it."""
+        """Each reporting node's room after all moves, and the limiting bound."""
         coming = self._coming(self._state.moves.values())
         return {
             number: (left - coming[number], limit)
@@ -116,7 +119,7 @@ class Room:
         }
 
     def _coming(self, moves: Iterable[Move]) -> Counter[NodeNumber]:
-        """Return the bytes that the moves bring to each node, less those that they take away."""
+        """Return the bytes that the moves add to each node, less the bytes that they remove."""
         coming: Counter[NodeNumber] = Counter()
         for move in moves:
             size = self.size(move.partition_id)
@@ -128,8 +131,8 @@ class Room:
 
     @cached_property
     def left_for_starts(self) -> dict[NodeNumber, int]:
-        """Each heard node's room for moves that start now: beside what running moves bring. Who
-        starts a move takes from it.
+        """Each reporting node's room for moves that start now, beside running moves. ``reserve``
+        reduces it.
         """
         left = {number: use.left(START_FILL_MAX)[0] for number, use in self._uses.items()}
         for move in self._state.moves.values():
@@ -141,20 +144,20 @@ class Room:
         return left
 
     def reserve(self, move: Move) -> None:
-        """Set aside the room of a queued move that starts now."""
+        """Reserve the room of a queued move that starts now."""
         size = self.size(move.partition_id)
         for number in self._copied_to(move):
             if number in self.left_for_starts:
                 self.left_for_starts[number] -= size
 
     def shortage(self, move: Move) -> Shortage | None:
-        """Return the room that a queued or running move lacks; None if it lacks none."""
+        """Return the room that a queued or running move lacks, or None."""
         size = self.size(move.partition_id)
         for number in self._copied_to(move):
             use = self._uses.get(number)
             if use is None:
                 continue
-            if move.running:  # its room was set aside when it started
+            if move.running:  # its room was reserved when it started
                 needs = self._still_to_come(move, number, size)
                 has, limit = use.left(1.0)
             else:
@@ -165,7 +168,7 @@ class Room:
         return None
 
     def _copied_to(self, move: Move) -> Sequence[NodeNumber]:
-        """Return the nodes that still copy the partition for the move, or are to."""
+        """Return the nodes that still copy the partition for the move, or will."""
         row = self._state.row(move.partition_id)
         if row is None:
             return []

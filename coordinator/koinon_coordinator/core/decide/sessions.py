@@ -11,10 +11,10 @@ round that a quorum answered. A later leader was elected by a quorum that shares
 one, and which voted after it had answered; so the leases of all earlier leaders end by
 (this leader's beginning) + ``Q`` + ``L``, before the full session that everyone gets first.
 
-A leader that was itself paused (its ticks are further apart than ``pause_s``) knows nothing of the
-time between, so that does not count: sessions end later by as much, but no later than a full one
-from now. No more than that, or short pauses every second would keep the dead alive. And a session
-is over only when two ticks in a row say so, with the event loop free to deliver heartbeats between
+A leader that was itself paused (its ticks are further apart than ``pause_s``) could receive nothing
+in between, so that time does not count: sessions end later by as much, but at most a full session
+from now. Without that limit, short pauses every second would keep dead nodes alive. A session is
+over only when two ticks in a row find it so, and the event loop could deliver heartbeats between
 them.
 """
 
@@ -30,7 +30,9 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionTimes:
-    """All in seconds. ``pause_s``: ticks further apart than this mean that we were paused."""
+    """The times of sessions, in seconds. ``pause_s``: ticks further apart mean that this process
+    was paused.
+    """
 
     heartbeat_interval_s: float
     session_timeout_s: float
@@ -42,11 +44,11 @@ class SessionTimes:
 @dataclass(slots=True)
 class _Session:
     ends_at: float
-    lease_ends_at: float  # no process of this node holds a lease afterwards
-    heard_at: float = NEVER  # by this leader
-    held: bool = False  # a command that ends this epoch is proposed: acknowledge nothing
-    challenger: str = ""  # who else wants this id, and since when
-    challenged_at: float = NEVER
+    lease_ends_at: float  # after it no process of this node holds a lease
+    heard_at: float = NEVER  # the last heartbeat to this leader
+    held: bool = False  # a command that ends this epoch is proposed: acknowledge no heartbeat
+    challenger: str = ""  # another process that wants this id
+    challenged_at: float = NEVER  # when it asked first
 
 
 def may_acknowledge(now: float, quorum_contact_at: float | None, times: SessionTimes) -> bool:
@@ -73,20 +75,24 @@ class Sessions:
         }
 
     def open(self, number: NodeNumber, now: float) -> None:
-        """The node registered: a new session. All leases of its earlier epochs are over."""
+        """Open a new session for a node that registered. All leases of its earlier epochs are
+        over.
+        """
         self._sessions[number] = _Session(now + self.times.session_timeout_s, NEVER)
 
     def close(self, number: NodeNumber) -> None:
-        """The node was fenced."""
+        """End the session of a node that was fenced."""
         self._sessions.pop(number, None)
 
     def hold(self, number: NodeNumber) -> None:
-        """A fence or a registration of this node is proposed: no acknowledgement, no second one."""
+        """Note that a fence or registration of this node is proposed: acknowledge no heartbeat, and
+        propose no second one.
+        """
         if number in self._sessions:
             self._sessions[number].held = True
 
     def release(self, number: NodeNumber) -> None:
-        """Let the session go on: what was proposed had no effect, and cannot have one any more."""
+        """Continue the session: the proposed command had no effect, and never will."""
         if number in self._sessions:
             self._sessions[number].held = False
 
@@ -95,14 +101,16 @@ class Sessions:
         return session is not None and session.held
 
     def heard(self, number: NodeNumber, now: float) -> None:
-        """A heartbeat of the current epoch arrived, acknowledged or not."""
+        """Note a heartbeat of the current epoch, acknowledged or not."""
         session = self._sessions.get(number)
         if session is not None:
             session.heard_at = max(session.heard_at, now)
             session.ends_at = max(session.ends_at, now + self.times.session_timeout_s)
 
     def acknowledge(self, number: NodeNumber, received_at: float) -> bool:
-        """Count the lease that the answer gives; False if the node must not be answered."""
+        """Count the lease that an acknowledgement gives. Return False if the heartbeat must not be
+        acknowledged.
+        """
         session = self._sessions.get(number)
         if session is None or session.held:
             return False
@@ -113,8 +121,8 @@ class Sessions:
     def heard_since_challenge(self, number: NodeNumber, challenger: str, now: float) -> bool:
         """Return whether the node has been heard since this challenger first asked for its id.
 
-        That tells a node that lives from one that just died and comes back somewhere else. The
-        answer True ends the challenge; so does a challenger that stays away for two sessions.
+        This distinguishes a live node from one that just died and comes back elsewhere. True ends
+        the challenge; so does a challenger that stays away for two session times.
         """
         session = self._sessions.get(number)
         if session is None:
@@ -133,7 +141,9 @@ class Sessions:
         return session is not None and now <= session.ends_at
 
     def heard_at(self, number: NodeNumber) -> float | None:
-        """Return when this leader last heard the node's current epoch; None if it never did."""
+        """Return the time of the last heartbeat of the node's current epoch to this leader, or
+        None.
+        """
         session = self._sessions.get(number)
         return None if session is None or session.heard_at == NEVER else session.heard_at
 
@@ -142,21 +152,21 @@ class Sessions:
         return NEVER if session is None else session.ends_at
 
     def lease_ends_at(self, number: NodeNumber) -> float:
-        """Return when the last lease that may be held under the node's current epoch is over."""
+        """Return when the last possible lease under the node's current epoch is over."""
         session = self._sessions.get(number)
         return NEVER if session is None else session.lease_ends_at
 
     def due_at(self) -> float:
-        """Return when the next session ends, if its node is not heard before; in the past where one
-        has, and ``tick`` is to look a second time. Those that are held end by what was proposed.
+        """Return when the next session ends without a heartbeat; a past time if one has ended and
+        ``tick`` has to confirm it. Held sessions are ended by their proposed command instead.
         """
         ends = (session.ends_at for session in self._sessions.values() if not session.held)
         return min(ends, default=float("inf"))
 
     def tick(self, now: float, *, quorum: bool = True) -> list[NodeNumber]:
-        """Return the nodes whose sessions are over and for which nothing is proposed yet.
+        """Return the nodes whose sessions are over and that have no command proposed yet.
 
-        Without a ``quorum`` nothing can be decided, so no node is judged.
+        Without a ``quorum`` nothing can be committed, so no session ends.
         """
         gap, self._ticked_at = now - self._ticked_at, now
         paused = gap > self.times.pause_s

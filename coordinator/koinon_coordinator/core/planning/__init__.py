@@ -1,1 +1,1 @@
-"""The parts of the planner; ``planner.py`` is its face and says what it decides."""
+"""The parts of the planner; ``planner.py`` has its interface and its algorithm."""

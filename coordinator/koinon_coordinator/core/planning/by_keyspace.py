@@ -1,8 +1,8 @@
 """One plan for all keyspaces: each is planned by itself, on the nodes of its pool. Pure.
 
-So every keyspace is spread evenly over its nodes, whatever the others are like: its load is its
-own. Counts over all keyspaces differ by the rounding of each, one replica a keyspace and node at
-most.
+So every keyspace is spread evenly over its nodes, independent of the others, since each has its own
+load. Counts over all keyspaces differ by the rounding of each: at most one replica per keyspace and
+node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class KeyspaceLayout:
 
 
 def in_pool(nodes: Sequence[PlanNode], pool: str) -> tuple[PlanNode, ...]:
-    """Return the nodes as a keyspace of the pool sees them: the others are to be emptied of it."""
+    """Return the nodes as a keyspace of the pool sees them: nodes of other pools count as being
+    emptied.
+    """
     return tuple(
         node
         if node.pool == pool
@@ -41,7 +43,9 @@ def in_pool(nodes: Sequence[PlanNode], pool: str) -> tuple[PlanNode, ...]:
 
 
 def plan_each(parts: Sequence[KeyspaceLayout], make: Callable[[Layout], Plan]) -> Plan:
-    """Return the plans of all keyspaces as one. Each has the room that those before it leave."""
+    """Return the plans of all keyspaces as one. Each plan has the room that the ones before it
+    leave.
+    """
     plans: list[tuple[KeyspaceLayout, Plan]] = []
     taken: Counter[NodeNumber] = Counter()  # bytes, by the plans so far
     for part in parts:
@@ -71,7 +75,7 @@ def _with_less_room(layout: Layout, taken: Counter[NodeNumber]) -> Layout:
 
 
 def _bytes_taken(layout: Layout, plan: Plan) -> Counter[NodeNumber]:
-    """Return the bytes that each node gets by the plan, less those that it is rid of."""
+    """Return the bytes that the plan adds to each node, less the bytes that it removes."""
     taken: Counter[NodeNumber] = Counter()
     if layout.sizes:
         for move in plan.moves:
@@ -82,7 +86,7 @@ def _bytes_taken(layout: Layout, plan: Plan) -> Counter[NodeNumber]:
 
 
 def _summed(balances: Iterable[Sequence[Balance]]) -> tuple[Balance, ...]:
-    """Return what each node holds of all keyspaces."""
+    """Return each node's totals over all keyspaces."""
     replicas: Counter[int] = Counter()
     primaries: Counter[int] = Counter()
     nodes = {}

@@ -1,10 +1,10 @@
-"""The layout while a plan is made of it: dense indices, counts kept up to date.
+"""A layout during planning: dense indexes, and counts that are kept up to date.
 
-A node is known here by its index in ascending order of numbers, so that all is deterministic. A
-row is the list of a partition's members in order. Of a row that may change, some members are
-*pinned*: they stay whatever happens; the others are *loose*. ``cap[p]`` is how many replicas of
-``p`` one rack may hold: the least number with which the row can be had at all, given what is
-pinned; 1 while there are enough racks.
+A node is identified by its index in ascending order of numbers, so that everything is
+deterministic. A row is the list of a partition's members in order. In a row that may change,
+*pinned* members stay in any case; the others are *loose*. ``cap[p]`` is the most replicas of ``p``
+on one rack: the least number for which a row with the pinned members exists; 1 while there are
+enough racks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from koinon_proto.contract.table import NodeNumber
 
 
 class Draft:
-    """Rows that change, counts of replicas by node, and who may go where."""
+    """Rows that change, replica counts by node, and checks of allowed places."""
 
     def __init__(self, layout: Layout) -> None:
         known = {node.number: node for node in layout.nodes}
@@ -49,14 +49,16 @@ class Draft:
     # ------------------------------------------------------------------ what is possible
 
     def pin(self, partition: int, pinned: Iterable[int], size: int) -> None:
-        """Say which members of a row stay, and how many members are wanted: sets its ``cap``."""
+        """Set the members of a row that stay, and the wanted number of members; sets its
+        ``cap``.
+        """
         members = frozenset(pinned)
         self.pinned[partition] = members
         self.cap[partition] = self.least_cap(members, size)
 
     def least_cap(self, pinned: frozenset[int], size: int) -> int:
-        """Return how many replicas a rack must be allowed to hold for a row of ``size`` to be had,
-        or as near to it as the nodes allow.
+        """Return how many replicas of a row of ``size`` a rack must be allowed to hold for such a
+        row to exist, or to come as near to ``size`` as the nodes allow.
         """
         if not pinned or self.taking_racks < size:
             return self._least_cap(pinned, size)
@@ -78,7 +80,9 @@ class Draft:
         return cap
 
     def rack_rooms(self, pinned: frozenset[int]) -> list[tuple[int, int]]:
-        """Return for each rack how many of the pinned it has, and how many takers beside them."""
+        """Return for each rack the number of pinned members, and of further nodes that take
+        replicas.
+        """
         rooms = [(0, len(members)) for members in self.takers_by_rack]
         for i in pinned:
             held, free = rooms[self.rack[i]]
@@ -86,12 +90,12 @@ class Draft:
         return rooms
 
     def held_by_rack(self, row: Iterable[int], rack: int) -> int:
-        """Return how many of the members stand in the rack."""
+        """Return how many of the members are in the rack."""
         racks = self.rack
         return sum([racks[i] == rack for i in row])
 
     def may_replace(self, partition: int, old: int, new: int) -> bool:
-        """Return whether ``new``, a node that takes, may have the place of ``old``."""
+        """Return whether ``new``, a node that takes replicas, may replace ``old``."""
         row = self.rows[partition]
         if new in row:
             return False
@@ -101,7 +105,7 @@ class Draft:
     # ------------------------------------------------------------------ changes
 
     def replace(self, partition: int, old: int, new: int) -> None:
-        """Give the place of ``old`` to ``new``."""
+        """Replace ``old`` by ``new``."""
         row = self.rows[partition]
         row[row.index(old)] = new
         self.count[old] -= 1
@@ -118,7 +122,7 @@ class Draft:
         self.count[old] -= 1
 
     def restore(self, partition: int) -> None:
-        """Make the row what it was before the plan."""
+        """Reset the row to its members before the plan."""
         for i in self.rows[partition]:
             self.count[i] -= 1
         for i in self.origin[partition]:
@@ -126,7 +130,9 @@ class Draft:
         self.rows[partition] = list(self.origin[partition])
 
     def reorder(self, partition: int) -> None:
-        """Put each old member into its old place as far as it goes, and the new ones between."""
+        """Put each old member into its old place as far as possible, and the new ones between
+        them.
+        """
         origin, members = self.origin[partition], self.rows[partition]
         new = [i for i in members if i not in origin]
         places = [i if i in members else (new.pop(0) if new else None) for i in origin]
@@ -150,7 +156,7 @@ class Draft:
         return tuple(NodeNumber(self.nodes[i].number) for i in row)
 
     def balance(self, rows: Iterable[Iterable[int]]) -> tuple[Balance, ...]:
-        """Return what each node holds in the rows."""
+        """Return each node's counts in the rows."""
         replicas: Counter[int] = Counter()
         primaries: Counter[int] = Counter()
         for row in rows:

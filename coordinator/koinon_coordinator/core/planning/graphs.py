@@ -1,4 +1,4 @@
-"""Flow graphs of what may go where: replicas between nodes, and leads within a row."""
+"""Flow graphs: steps of replicas between nodes, and of leads within a row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from koinon_coordinator.core.planning.draft import Draft
 from koinon_coordinator.core.planning.leveling import Levels, Lowest, Unseen
 
 QUICK = 64
-"""The number of a node's replicas that are looked at for one that goes the preferred way, before
-others are tried."""
+"""The number of a node's replicas that are checked for a preferred step before others are tried."""
 
 
 class Ranking:
-    """The nodes that take, by distance from their shares: over all, and by rack."""
+    """The nodes that take replicas, by distance from their shares: over all, and by rack."""
 
     def __init__(self, draft: Draft, levels: Levels) -> None:
         self._draft = draft
@@ -26,14 +25,14 @@ class Ranking:
         }
 
     def changed(self, *nodes: int) -> None:
-        """Take note that the nodes' counts have changed."""
+        """Update the ranking: these nodes' counts have changed."""
         for node in nodes:
             if self._draft.takes[node]:
                 self._all.push(node)
                 self._by_rack[self._draft.rack[node]].push(node)
 
     def lowest(self) -> tuple[int, int] | None:
-        """Return distance and index of the node that is furthest below its share."""
+        """Return distance and index of the node furthest below its share."""
         return self._all.first_outside([])
 
     def lowest_by_rack(self, row: list[int]) -> list[tuple[int, int]]:
@@ -57,11 +56,11 @@ class Ranking:
 
 
 class ReplicaGraph:
-    """A step gives a loose replica to a node that may have its place.
+    """The graph of replicas: a step moves a loose replica to a node that may hold it.
 
-    ``copies``: old replicas may move too, not only those that are new in this plan, or that take
-    the place of another old one. With it, ``partitions`` are all that may change; else it is
-    enough to name those that have changed.
+    Without ``copies`` only replicas move that are new in this plan, or that replace another old
+    one; ``partitions`` must then have at least the changed partitions. With ``copies`` all loose
+    replicas of ``partitions`` may move.
     """
 
     def __init__(
@@ -78,13 +77,13 @@ class ReplicaGraph:
         self._ranking = ranking
         self._copies = copies
         self._primaries = [0] * len(draft.nodes)
-        # Of each node: replicas that are new in this plan, old ones that lead, other old ones. An
-        # entry whose partition has left the node has aged and is skipped.
+        # By node: replicas that are new in this plan, old ones that lead, other old ones. Stale
+        # entries, whose partition has left the node, are skipped.
         self._held: list[tuple[deque[int], deque[int], deque[int]]] = [
             (deque(), deque(), deque()) for _ in draft.nodes
         ]
-        # From a node to a rack: none found among a few, or among all. Other moves may open a way
-        # again: the search for paths finds what is missed then.
+        # (node, rack) pairs without a step among a few replicas, or among all. Later moves may open
+        # a step again; the path search finds it then.
         self._slow: set[tuple[int, int]] = set()
         self._blocked: set[tuple[int, int]] = set()
         for row in draft.rows:
@@ -101,7 +100,7 @@ class ReplicaGraph:
                     self._held[node][kind].append(p)
 
     def nearest(self, giver: int) -> tuple[int, int] | None:
-        """Return a single step to the lowest node that takes one from ``giver``."""
+        """Return a single step from ``giver`` to the lowest node that can take one."""
         lowest = self._ranking.lowest()
         if lowest is None or not self._levels.helps(giver, lowest[1]):
             return None
@@ -156,10 +155,10 @@ class ReplicaGraph:
         self._ranking.changed(giver, taker)
 
     def _pick(self, giver: int, taker: int, limit: int | None) -> int | None:
-        """Return a partition whose replica can go from the one to the other: new replicas first;
-        leads before others if the one has leads to spare and the other lacks some. (Else the others
-        first: the row changes, so its lead may go to the taker from anywhere at no cost.)
-        ``limit``: look at that many of each at most.
+        """Return a partition whose replica can move from giver to taker, new replicas first.
+        Leading replicas come before others if the giver leads too many and the taker too few.
+        (Otherwise the others come first: in a changed row the lead may move at no cost.) ``limit``:
+        check at most so many of each kind.
         """
         way = (giver, self._draft.rack[taker])
         if way in self._blocked or (limit is not None and way in self._slow):
@@ -180,8 +179,8 @@ class ReplicaGraph:
         return None
 
     def _rotate(self, group: deque[int], giver: int, taker: int, limit: int | None) -> int | None:
-        """Return the next partition that can go; those that cannot wait until the others have had
-        their turn, so that a search does not begin with the same ones each time.
+        """Return the next partition that can move. Partitions that cannot go to the end of the
+        queue, so that searches do not check the same ones each time.
         """
         rows = self._draft.rows
         for _ in range(len(group) if limit is None else min(limit, len(group))):
@@ -196,7 +195,7 @@ class ReplicaGraph:
         return None
 
     def _full_racks(self, partition: int, giver: int) -> set[int]:
-        """Return the racks that have no room for another replica once ``giver`` has left."""
+        """Return the racks without room for another replica once ``giver`` has left."""
         rack = self._draft.rack
         racks = [rack[i] for i in self._draft.rows[partition]]
         cap = self._draft.cap[partition]
@@ -204,9 +203,9 @@ class ReplicaGraph:
 
 
 class LeadGraph:
-    """A step makes another member of a row its preferred primary; the replicas stay.
+    """The graph of leads: a step makes another member of a row its preferred primary.
 
-    Only nodes that take replicas give or get a lead. Rows that change anyway (``free``) go first.
+    Only nodes that take replicas give or get a lead. Rows that change anyway (``free``) come first.
     """
 
     def __init__(
@@ -257,7 +256,7 @@ class LeadGraph:
                 self._ways[leader].setdefault(other, []).append(partition)
 
     def _top(self, giver: int, taker: int) -> int | None:
-        """Return the last partition that was laid from the one to the other and still holds."""
+        """Return the last entered partition with a step from giver to taker that still holds."""
         way = self._ways[giver][taker]
         while way:
             if self._rows[way[-1]][0] == giver:

@@ -1,8 +1,8 @@
 """Evening out: units go from nodes that have too many to nodes that have too few.
 
-The same search serves replicas (a unit is a replica, a step hands it to another node) and preferred
-primaries (a unit is a lead, a step hands it to another member of the row). What may go where is a
-graph: there is an edge from one node to another if some partition's unit can go that way.
+The same search serves replicas (a unit is a replica, a step gives it to another node) and preferred
+primaries (a unit is a lead, a step gives it to another member of the row). The graph has an edge
+from one node to another if some partition's unit can move that way.
 
 Invariant: every applied path makes the sum of squared distances to the shares smaller, so it ends.
 Where no path is left, no other assignment is nearer to the shares (flows with a convex cost): in
@@ -19,11 +19,11 @@ from math import ceil, floor
 from typing import Protocol
 
 ONE = 1 << 40
-"""One unit, in the fixed-point numbers that distances are compared in."""
+"""One unit, in the fixed-point numbers of distances."""
 
 
 class Levels:
-    """Counts against shares, for the nodes that have a share."""
+    """Counts against shares, for the nodes with a share."""
 
     def __init__(self, count: list[int], shares: Mapping[int, Fraction]) -> None:
         self.count = count
@@ -40,11 +40,13 @@ class Levels:
         return self.count[node] < self.low[node]
 
     def distance(self, node: int) -> int:
-        """Return by how much the node is above its share (below: negative)."""
+        """Return how far the node's count is above its share; negative: below."""
         return self.count[node] * ONE - self._scaled[node]
 
     def helps(self, giver: int, taker: int) -> bool:
-        """Return whether a unit from the one to the other brings them nearer to their shares."""
+        """Return whether moving a unit from giver to taker brings the counts nearer to the
+        shares.
+        """
         return self.distance(giver) - self.distance(taker) > ONE
 
     def settled(self) -> bool:
@@ -52,7 +54,7 @@ class Levels:
 
 
 class Lowest:
-    """The nodes of a group by distance, the lowest first; entries that have aged are skipped."""
+    """The nodes of a group by distance, the lowest first; stale entries are skipped."""
 
     def __init__(self, levels: Levels, nodes: list[int]) -> None:
         self._levels = levels
@@ -60,11 +62,11 @@ class Lowest:
         heapify(self._heap)
 
     def push(self, node: int) -> None:
-        """Take note that the node's count has changed."""
+        """Update the node's entry: its count has changed."""
         heappush(self._heap, (self._levels.distance(node), node))
 
     def first_outside(self, row: list[int]) -> tuple[int, int] | None:
-        """Return distance and index of the lowest node that is not in the row."""
+        """Return distance and index of the lowest node outside the row."""
         heap, aside = self._heap, []
         found = None
         while heap:
@@ -82,7 +84,7 @@ class Lowest:
 
 
 class Unseen:
-    """Nodes that a search has not reached, by group, in the order in which they came."""
+    """Nodes that a search has not reached yet, by group, in their first order."""
 
     def __init__(self, nodes: Iterable[int], group: Callable[[int], int]) -> None:
         self._group = {node: group(node) for node in nodes}
@@ -97,7 +99,7 @@ class Unseen:
         return node in self._group
 
     def outside(self, groups: Container[int], row: Container[int]) -> list[int]:
-        """Return the nodes of other groups than those, and not in the row."""
+        """Return the nodes that are in none of the groups and not in the row."""
         return [
             node
             for name, members in self._members.items()
@@ -114,24 +116,24 @@ class Unseen:
 
 
 class Graph(Protocol):
-    """The steps that units can take between nodes. Steps only lead to nodes that have a share."""
+    """The steps that units can take between nodes. Steps lead only to nodes with a share."""
 
     def group(self, node: int) -> int:
-        """Return the group by which the graph asks for unseen nodes."""
+        """Return the node's group, for ``Unseen``."""
 
     def nearest(self, giver: int) -> tuple[int, int] | None:
         """Return (taker, partition) for a single step that helps, if one is found quickly."""
 
     def direct(self, giver: int, taker: int) -> int | None:
-        """Return a partition for a single step from the one to the other, if found quickly."""
+        """Return a partition for a single step from giver to taker, if one is found quickly."""
 
     def steps(self, giver: int, unseen: Unseen) -> Iterator[tuple[int, int]]:
-        """Yield (taker, partition) for every node of ``unseen`` that one step reaches, and take it
-        out of ``unseen``.
+        """Yield (taker, partition) for every node of ``unseen`` that one step reaches, and remove
+        it from ``unseen``.
         """
 
     def shift(self, giver: int, taker: int, partition: int) -> None:
-        """Let the partition's unit go; counts follow."""
+        """Move the partition's unit, and update the counts."""
 
 
 def flow_balance(levels: Levels, graph: Graph) -> None:
@@ -143,7 +145,7 @@ def flow_balance(levels: Levels, graph: Graph) -> None:
 
 
 def _shed(levels: Levels, graph: Graph) -> bool:
-    """Relieve the nodes that are over, the most loaded first; return whether anything moved."""
+    """Relieve nodes above their share, the most loaded first; return whether a unit moved."""
     heap = [(-levels.distance(i), i) for i in levels.nodes if levels.over(i)]
     heapify(heap)
     moved = False
@@ -159,14 +161,14 @@ def _shed(levels: Levels, graph: Graph) -> bool:
         elif (path := _path_from(levels, graph, giver)) is not None:
             _apply(graph, path)
         else:
-            continue  # nothing that this node reaches is low enough, nor will be
+            continue  # no node that this one reaches is low enough, nor will be
         moved = True
         heappush(heap, (-levels.distance(giver), giver))
     return moved
 
 
 def _fill(levels: Levels, graph: Graph) -> bool:
-    """Fill the nodes that are under, the emptiest first; return whether anything moved."""
+    """Fill nodes below their share, the emptiest first; return whether a unit moved."""
     heap = [(levels.distance(i), i) for i in levels.nodes if levels.under(i)]
     heapify(heap)
     moved = False
@@ -184,7 +186,7 @@ Path = list[tuple[int, int, int]]
 
 
 def _path_from(levels: Levels, graph: Graph, giver: int) -> Path | None:
-    """Return the shortest path from ``giver`` to a node that it helps to give to."""
+    """Return the shortest path from ``giver`` to a node that should get a unit."""
     ordered = sorted(levels.nodes, key=levels.distance)
     return _search(graph, [giver], ordered, lambda node: levels.helps(giver, node))
 
@@ -202,8 +204,8 @@ def _path_to(levels: Levels, graph: Graph, taker: int) -> Path | None:
 def _search(
     graph: Graph, sources: list[int], ordered: list[int], wanted: Callable[[int], bool]
 ) -> Path | None:
-    """Breadth first. Of the shortest path no two steps hinder one another: if they used the same
-    partition and could not both be taken, one step could stand for the two.
+    """Search breadth first. No two steps of a shortest path interfere: if they used the same
+    partition and excluded each other, one step could replace both.
     """
     came: dict[int, tuple[int, int] | None] = dict.fromkeys(sources)
     unseen = Unseen((node for node in ordered if node not in came), graph.group)

@@ -10,17 +10,17 @@ from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 Replicas = tuple[NodeNumber, ...]
 UNBOUNDED = 1 << 62
-"""The room of a node that says no bound."""
+"""The room of a node that reports no bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanNode:
     """A node as the planner sees it.
 
-    ``takes``: it may get replicas (live, neither draining nor gone). ``gives``: it is to be
-    emptied (draining, gone, or of another pool). A node that does neither is down: it keeps what it
-    has, for it is expected back. ``weight`` is its share relative to the others', at least 1.
-    ``pool``: it holds replicas of the keyspaces of this pool. ``gives_because`` is for people.
+    ``takes``: it may get replicas (live, neither draining nor gone). ``gives``: it will be emptied
+    (draining, gone, or of another pool). A node with neither is down: it keeps its replicas, since
+    it is expected back. ``weight`` is its share relative to the others', at least 1. ``pool``: it
+    holds replicas of the keyspaces of this pool. ``gives_because`` is text for operators.
     """
 
     number: NodeNumber
@@ -30,22 +30,22 @@ class PlanNode:
     gives: bool = False
     pool: str = ""
     gives_because: str = "is being drained"
-    # The bytes that it may still take once every move that is queued or under way is over; below 0
-    # where it holds too many already. It changes all the time, and makes no two nodes differ.
+    # The bytes that the node may still take after all moves that are queued or under way; negative
+    # if it holds too many already. It changes all the time, so comparisons ignore it.
     room: int = field(default=UNBOUNDED, compare=False)
-    room_limit: str = field(default="", compare=False)  # the bound behind ``room``, for people
-    room_known: bool = field(default=True, compare=False)  # whether the node was heard yet
-    replicas_max: int = UNBOUNDED  # of one keyspace: more would not fit into ``room``
+    room_limit: str = field(default="", compare=False)  # the bound behind ``room``, as text
+    room_known: bool = field(default=True, compare=False)  # whether the node has reported it
+    replicas_max: int = UNBOUNDED  # of one keyspace; more would not fit into ``room``
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """The replicas that each node holds, and the nodes that may take some.
+    """The replicas of each partition, and the nodes.
 
-    ``replicas[p]`` are the replicas that partition ``p`` has once every move that is queued or
-    under way is over, preferred primary first. The partitions that have such a move are ``fixed``:
-    they are counted and not touched. ``names`` serve the texts only. ``sizes[p]`` estimates the
-    bytes that a replica of ``p`` takes; (): none takes any.
+    ``replicas[p]`` are partition ``p``'s replicas after all moves that are queued or under way,
+    preferred primary first. Partitions with such a move are ``fixed``: they are counted and not
+    touched. ``names`` are for texts only. ``sizes[p]`` estimates the bytes of a replica of ``p``;
+    (): all are 0.
     """
 
     nodes: tuple[PlanNode, ...]
@@ -59,8 +59,8 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMove:
-    """One partition's change of replicas. A target of the same members in another order changes
-    the preferred primary and copies nothing. ``reason`` is for people.
+    """One partition's change of replicas. A target with the same members in another order changes
+    the preferred primary and copies nothing. ``reason`` is text for operators.
     """
 
     partition_id: PartitionId
@@ -70,31 +70,31 @@ class PlannedMove:
 
 
 class RefusalCode(Enum):
-    """Reasons for which a plan leaves something undone."""
+    """Reasons why a plan leaves a change undone."""
 
     NOT_ENOUGH_NODES = "not_enough_nodes"
-    """Partitions keep fewer replicas than wanted, or one on a node that was to be emptied."""
+    """Partitions keep fewer replicas than wanted, or a replica on a node that should be emptied."""
     NOT_ENOUGH_RACKS = "not_enough_racks"
-    """Partitions have two replicas on one rack, for want of racks that take any."""
+    """Partitions have two replicas on one rack, since too few racks take replicas."""
     NO_TARGET = "no_target"
-    """The node named cannot take the place: it, or its rack, has a replica of the partition."""
+    """The named node cannot take the place: the node or its rack has a replica of the partition."""
     MOVE_UNDER_WAY = "move_under_way"
     """Partitions need a change and have a move queued or under way: plan again after it."""
     NODE_DOWN = "node_down"
     """A node is down: it keeps its replicas, or it cannot take any."""
     NO_ROOM = "no_room"
-    """A node has no room for replicas that it was to get. Partitions are named where nobody else
+    """A node has no room for replicas that it should get. Partitions are listed if no other node
     could take them either.
     """
     ROOM_UNKNOWN = "room_unknown"
-    """The room of a node that gets replicas is not known: nothing is left undone, but its moves
-    wait until the node is heard.
+    """The room of a node that gets replicas is unknown: the plan is complete, but the node's moves
+    wait for its report.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Something left undone. ``node_number`` is ``NO_NODE`` where no single node is the cause."""
+    """A change left undone. ``node_number`` is ``NO_NODE`` if no single node is the cause."""
 
     code: RefusalCode
     reason: str
@@ -104,7 +104,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """The replicas of one node; ``primaries`` are preferred ones."""
+    """The replica counts of one node; ``primaries`` are preferred ones."""
 
     node_number: NodeNumber
     replicas: int
@@ -113,8 +113,8 @@ class Balance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Moves in order of partitions, and what they change. The same layout and wish give the same
-    plan and the same ``plan_id``; another layout gives another id, even for the same moves.
+    """Moves in order of partitions, and the counts before and after. The same layout and request
+    give the same plan and ``plan_id``; another layout gives another id, even for the same moves.
     """
 
     plan_id: str

@@ -1,4 +1,4 @@
-"""One plan being made: what must change, then evening out, then leads, then texts."""
+"""Builds one plan: first the necessary changes, then leveling, then leads, then texts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from koinon_coordinator.core.planning.draft import Draft
 from koinon_coordinator.core.planning.graphs import LeadGraph, Ranking, ReplicaGraph
 from koinon_coordinator.core.planning.leveling import Levels, flow_balance
 from koinon_coordinator.core.planning.model import Layout, Plan, PlannedMove, Refusal, RefusalCode
-from koinon_coordinator.core.planning.room import place_by_size, take_back_what_does_not_fit
+from koinon_coordinator.core.planning.room import place_by_size, take_back_misfits
 from koinon_coordinator.core.planning.shares import fair_shares, fair_shares_by_rack
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 
 class PlanBuilder:
-    """The steps that the plans are made of. Every row that may change is opened first; then
+    """The steps of which the plans are composed. Every row that may change is opened first; then
     ``compute_shares`` fixes the shares, and the other steps follow.
     """
 
@@ -34,27 +34,27 @@ class PlanBuilder:
         self._leads = self._levels
 
     def name(self, node: int) -> str:
-        """Return what people call the node of that index."""
+        """Return the name of the node with this index."""
         number = self.draft.nodes[node].number
         return self.layout.names.get(number, f"node {number}")
 
-    # ------------------------------------------------------------------ what may change
+    # ------------------------------------------------------------------ open rows
 
     def free(self) -> list[int]:
         """Return the partitions without a move queued or under way."""
         return [p for p in range(len(self.draft.rows)) if p not in self.layout.fixed]
 
     def leave(self, node: int, reason: str) -> None:
-        """Say that the node gives up its places in rows that are open; it takes none."""
+        """Have the node give up its places in open rows, and take none."""
         self._leaving[node] = reason
 
     def open(self, partition: int, pinned: Iterable[int], size: int) -> None:
-        """Let a row change: but for the pinned members, to that many members."""
+        """Allow a row to change to ``size`` members, except for the pinned ones."""
         self._size[partition] = size
         self.draft.pin(partition, pinned, size)
 
     def cause(self, partition: int, reason: str) -> None:
-        """Note why a row changes."""
+        """Note a reason for the row's change."""
         causes = self._causes.setdefault(partition, [])
         if reason not in causes:
             causes.append(reason)
@@ -101,12 +101,12 @@ class PlanBuilder:
         self._ranking = Ranking(draft, self._levels)
 
     def _weigh_leads(self, partitions: Iterable[int], *, everywhere: bool) -> None:
-        """Fix each node's share of preferred primaries, where the partitions' leads may change.
+        """Fix each node's share of preferred primaries, for partitions whose lead may change.
 
         No node leads more than it holds: more than its share of replicas (``everywhere``), else
-        more than it leads in the other rows and holds in these. A share, not the count that it was
-        rounded to: of few partitions, a node that was rounded down to none would make the shares
-        of others larger.
+        more than it leads in the other rows and holds in these. The exact share bounds it, not the
+        rounded count: with few partitions a count rounded down to 0 would enlarge the other nodes'
+        shares.
         """
         draft = self.draft
         count = [0] * len(draft.nodes)
@@ -133,12 +133,11 @@ class PlanBuilder:
         )
         self._leads = Levels(count, dict(zip(draft.takers, shares, strict=True)))
 
-    # ------------------------------------------------------------------ what must change
+    # ------------------------------------------------------------------ necessary changes
 
     def settle(self, *, repair_racks: bool) -> None:
-        """Give every open row its members: first those that leave are replaced, then what is too
-        much is dropped, racks are repaired, and what lacks is added; each by the lowest node that
-        may have the place.
+        """Give every open row its members: replace leaving members, drop excess ones, repair racks,
+        and add missing ones. Each place goes to the lowest node that may have it.
         """
         for p in self.draft.pinned:
             self._drop_excess(p)
@@ -215,11 +214,11 @@ class PlanBuilder:
         self.draft.replace(p, old, new)
         self._ranking.changed(old, new)
 
-    # ------------------------------------------------------------------ evening out
+    # ------------------------------------------------------------------ leveling
 
     def even_replicas(self, *, copies: bool) -> None:
-        """Bring counts to their shares: with what is new in this plan, then (``copies``) also with
-        what could have stayed; take back at last what turned out not to be needed.
+        """Bring counts to their shares: first with replicas that are new in this plan, then
+        (``copies``) also with old ones. At last undo the replacements that proved unnecessary.
         """
         draft = self.draft
         changed = [p for p in draft.pinned if draft.changed(p)]
@@ -250,8 +249,8 @@ class PlanBuilder:
                         break
 
     def even_leads(self, *, everywhere: bool) -> None:
-        """Bring preferred primaries to their shares by order alone: in the rows that change
-        anyway, then (``everywhere``) in all open rows.
+        """Bring preferred primaries to their shares by reordering: in the rows that change anyway,
+        then (``everywhere``) in all open rows.
         """
         draft = self.draft
         changed = {p for p in draft.pinned if draft.changed(p)}
@@ -270,7 +269,7 @@ class PlanBuilder:
         node: int | None = None,
         partitions: Iterable[int] = (),
     ) -> None:
-        """Say what is left undone."""
+        """Record a change that is left undone."""
         self.refusals.append(
             Refusal(
                 code=code,
@@ -307,11 +306,11 @@ class PlanBuilder:
         return len(draft.rack_names) > 1 and len(racks) < len(draft.rows[p]) and draft.cap[p] > 1
 
     def _refuse_beyond_room(self) -> None:
-        """Take back what does not fit into the nodes' room, and say so."""
+        """Undo the moves that do not fit into the nodes' room, and record them as refused."""
         draft = self.draft
         sizes = self.layout.sizes or [0] * len(draft.rows)
         coming = Counter(i for p in draft.pinned for i in draft.added(p))
-        taken_back, left = take_back_what_does_not_fit(draft, sizes)
+        taken_back, left = take_back_misfits(draft, sizes)
         if self.layout.rest_by_size:
             again = {p for partitions in taken_back.values() for p in partitions}
             placed = place_by_size(draft, again, self._leaving, sizes, left)
@@ -339,7 +338,7 @@ class PlanBuilder:
                 self.refuse(RefusalCode.ROOM_UNKNOWN, reason, node=node)
 
     def finish(self) -> Plan:
-        """Return the plan of all that has changed."""
+        """Return the plan of all changes."""
         draft = self.draft
         self._refuse_beyond_room()
         moves = tuple(
@@ -397,7 +396,7 @@ def _of(had: int, levels: Levels, node: int) -> str:
 
 
 def megabytes(size: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text."""
     return f"{size / 1e6:,.1f} MB"
 
 
@@ -406,7 +405,7 @@ def _words(count: int) -> str:
 
 
 def _digest(layout: Layout, moves: tuple[PlannedMove, ...]) -> str:
-    """Return what tells plans apart: everything that the plan was made from, and its moves."""
+    """Return a digest of the plan's input and its moves, which identifies the plan."""
     digest = blake2b(digest_size=8)
     nodes = sorted((n.number, n.rack, n.weight, n.takes, n.gives) for n in layout.nodes)
     digest.update(repr((nodes, sorted(layout.fixed), layout.replication_factor)).encode())

@@ -84,7 +84,7 @@ __all__ = [
 
 
 def plan_rebalance(layout: Layout) -> Plan:
-    """Return the moves after which everything holds that the module's docstring wants."""
+    """Return the moves that reach all goals of the module's docstring."""
     return within_room(_rebalanced, layout)
 
 
@@ -97,7 +97,7 @@ def _rebalanced(layout: Layout) -> Plan:
             builder.leave(i, f"{builder.name(i)} {node.gives_because}")
     for p in builder.free():
         down = [i for i in rows[p] if not nodes[i].takes and not nodes[i].gives]
-        # Too many replicas: those on nodes that are down go before those that are live.
+        # Too many replicas: those on nodes that are down are dropped before live ones.
         takers = sum(nodes[i].takes for i in rows[p])
         builder.open(p, down[: max(0, factor - takers)] if len(rows[p]) > factor else down, factor)
     builder.compute_shares()
@@ -118,17 +118,17 @@ def _rebalanced(layout: Layout) -> Plan:
 
 
 def plan_drain(layout: Layout, node: NodeNumber) -> Plan:
-    """Return the moves that take everything off ``node``, and nothing else.
+    """Return the moves that take all replicas off ``node``, and no others.
 
-    ``layout`` says already that the node takes no replicas. A replica without another node to go to
-    stays where it is and is refused.
+    In ``layout`` the node already takes no replicas. A replica without another possible node stays,
+    and is refused.
     """
     return within_room(partial(_plan_leave, reasons={node: "is being drained"}), layout)
 
 
 def plan_repair(layout: Layout, dead: frozenset[NodeNumber]) -> Plan:
-    """Return the moves that replace the replicas of dead nodes, and nothing else, as far as there
-    are nodes that may take them.
+    """Return the moves that replace the replicas of dead nodes, as far as other nodes may take
+    them, and no other moves.
     """
     return within_room(partial(_plan_leave, reasons=dict.fromkeys(dead, "is lost")), layout)
 
@@ -136,8 +136,8 @@ def plan_repair(layout: Layout, dead: frozenset[NodeNumber]) -> Plan:
 def plan_replace(layout: Layout, old: NodeNumber, new: NodeNumber) -> Plan:
     """Return the moves by which ``new`` takes every place of ``old``, in the same order.
 
-    Where ``new``, or its rack, has a replica already, or ``new`` has no room, ``old`` keeps its
-    own, and this is refused.
+    If ``new`` or its rack has a replica already, or ``new`` has no room, ``old`` keeps its replica,
+    and the place is refused.
     """
     builder = PlanBuilder(layout)
     draft = builder.draft
@@ -173,10 +173,10 @@ def plan_replace(layout: Layout, old: NodeNumber, new: NodeNumber) -> Plan:
 
 
 def plan_replication_factor(layout: Layout, factor: int) -> Plan:
-    """Return the moves that give every partition ``factor`` replicas, and nothing else.
+    """Return the moves that give every partition ``factor`` replicas, and no others.
 
-    More: the nodes furthest below their shares get them. Fewer: nodes that take none lose theirs
-    first, then racks with two, then the nodes furthest above their shares.
+    Added replicas go to the nodes furthest below their shares. Removed are first replicas on nodes
+    that take none, then on racks with two, then on the nodes furthest above their shares.
     """
     return within_room(partial(_with_factor, factor=factor), layout)
 
@@ -228,7 +228,7 @@ def _plan_leave(layout: Layout, reasons: dict[NodeNumber, str]) -> Plan:
 
 
 def _without(layout: Layout, leaving: Iterable[NodeNumber]) -> Layout:
-    """Return the layout in which the nodes take nothing, whatever it said before."""
+    """Return the layout in which these nodes take no replicas."""
     nodes = tuple(
         replace(node, takes=False) if node.number in set(leaving) else node for node in layout.nodes
     )

@@ -1,15 +1,15 @@
 """Keeps plans within the room of the nodes: no plan gives a node more bytes than it may take.
 
-A plan is made by counts of replicas first (``planner``). If a node then gets more than it has room
-for, the moves onto it that do not fit are taken back, the last partitions first, and the plan is
-made anew with that node's count as a bound on its share: so other nodes take what it cannot. Counts
-say nothing of sizes: a node may be full by small replicas while another has room for the large one
-that is left. So what such a plan still refuses is placed by size at last, the largest first, on any
-node that has room for it, whatever its share. What no node has room for stays where it is and is
-refused. A plan for which there is room everywhere is the plan by counts.
+A plan first goes by counts of replicas (``planner``). If a node then gets more bytes than it has
+room for, the moves onto it that do not fit are undone, the last partitions first, and the plan is
+made again with that node's count as a bound on its share: so other nodes take the rest. Counts
+ignore sizes: a node may be full of small replicas while another has room for a large one. So the
+replicas that such a plan still refuses are placed by size, the largest first, on any node with
+room, whatever its share. A replica for which no node has room stays, and is refused. If there is
+room everywhere, the plan by counts is the result.
 
-What a move takes away from a node counts as room there: a plan may exchange replicas between nodes
-that are nearly full. The mover starts each move only once there is room for it.
+Bytes that a move removes from a node count as room there: a plan may exchange replicas between
+nodes that are nearly full. The mover starts each move only once there is room for it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from koinon_coordinator.core.planning.model import Layout, Plan, Refusal, Refusa
 from koinon_proto.contract.table import NodeNumber
 
 ROUNDS_MAX = 4
-"""How often a plan is made anew. Each round bounds at least one more node, or bounds one tighter;
-whatever does not fit after the last round is refused.
+"""The most times a plan is made again. Each round bounds one more node, or one node more tightly;
+replicas that do not fit after the last round are refused.
 """
 
 
-def take_back_what_does_not_fit(
-    draft: Draft, sizes: Sequence[int]
-) -> tuple[dict[int, list[int]], list[int]]:
-    """Restore the rows whose new replicas do not fit; return their partitions by the full node, and
+def take_back_misfits(draft: Draft, sizes: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
+    """Restore the rows whose new replicas do not fit. Return their partitions by the full node, and
     the bytes that each node may still take.
     """
     left = [node.room for node in draft.nodes]
@@ -49,7 +47,7 @@ def take_back_what_does_not_fit(
         while left[node] < 0 and coming[node]:
             p = coming[node].pop()
             if node not in draft.added(p):
-                continue  # it was taken back for want of room at another node
+                continue  # restored already, since another node lacks room
             for i in draft.added(p):
                 left[i] += sizes[p]
             for i in draft.dropped(p):
@@ -67,9 +65,9 @@ def place_by_size(
     sizes: Sequence[int],
     left: list[int],
 ) -> set[int]:
-    """Give the places of ``leaving`` nodes in these rows, which were restored, to the nodes with
-    the most room, the largest replicas first; return the partitions of which no place is left.
-    ``left`` is the room of each node in bytes, and goes down by what it takes.
+    """Give the places of ``leaving`` nodes in these restored rows to the nodes with the most room,
+    the largest replicas first. Return the partitions that could not be placed. ``left`` is the room
+    of each node in bytes, and is reduced here.
     """
     placed = set()
     for p in sorted(partitions, key=lambda p: (-sizes[p], p)):
@@ -88,14 +86,14 @@ def place_by_size(
 
 
 def within_room(make: Callable[[Layout], Plan], layout: Layout) -> Plan:
-    """Return the plan that ``make`` makes of the layout, with bounds for the nodes that have no
-    room for all that the first plan gives them.
+    """Return the plan of ``make`` for the layout, with bounds for nodes without room for all that
+    the first plan gives them.
     """
     plan = make(layout)
     said: dict[NodeNumber, Refusal] = {}
     for _ in range(ROUNDS_MAX):
         short = {r.node_number: r for r in plan.refusals if r.code is RefusalCode.NO_ROOM}
-        said = {**short, **said}  # the first text says how many the node was to get
+        said = {**short, **said}  # the first text has the number that the node should have got
         if not short:
             break
         held = {balance.node_number: balance.replicas for balance in plan.after}

@@ -1,8 +1,8 @@
-"""Computes how many replicas each node should hold: shares by weight, within what is possible.
+"""Computes how many replicas each node should hold: shares by weight, within bounds.
 
-A share is exact (a fraction); a count is right when it is the share rounded down or up. The shares
-are the max-min fair ones: every node gets ``level * weight``, clipped to what it cannot give away
-(below) and to what it can possibly hold (above); a rack that is full passes the rest on.
+A share is an exact fraction; a count is right if it is the share rounded down or up. The shares are
+max-min fair: every node gets ``level * weight``, clipped to the replicas that it cannot give away
+(below) and to the replicas that it can hold (above); the rest of a full rack goes to the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def fair_shares(
 ) -> list[Fraction]:
     """Return shares that add up to ``total``, each ``level * weight`` clipped to its bounds.
 
-    A total outside of what the bounds allow gives the bounds.
+    A total outside the bounds' sums gives the bounds.
     """
     level = _level(total, weights, lower, upper)
     if level is None:
@@ -56,7 +56,9 @@ def fair_shares_by_rack(
 def _level(
     total: int, weights: Sequence[int], lower: Sequence[int], upper: Sequence[int | Fraction]
 ) -> Fraction | None:
-    """Return the level at which the clipped shares add up to ``total``; None: never, too high."""
+    """Return the level at which the clipped shares add up to ``total``; None if the total is too
+    high.
+    """
     events: list[tuple[Fraction, int]] = []
     for weight, low, high in zip(weights, lower, upper, strict=True):
         if high > low:
