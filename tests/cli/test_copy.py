@@ -112,7 +112,7 @@ def test_rows_that_are_left_out_of_a_comparison_are_said(
     assert "Nothing was compared." in ended.stdout
     assert "within a minute: 1 row of the source, 0 of the target" in ended.stdout
     assert "1 row would be copied (" in ended.stdout
-    but_for = "1 row would be copied, but for those that the target has ("
+    but_for = "1 row would be copied, except rows that the target has ("
     command.append("--if-absent")
     assert but_for in CliRunner().invoke(make_app(["koinon.cli.data.copy"]), command).stdout
     answer = json.loads(ran("--coordinators", cluster.coordinators, *both).stdout)

@@ -67,8 +67,8 @@ class Destination:
         if _CREDENTIALS.search(text):
             raise ConfigurationError(
                 reason="the destination holds a secret, which others can see in the list of "
-                "processes: leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "what the object store's own tools read"
+                "processes: leave it out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "or configure the object store's own tools"
             )
         self.text = text
         fs = _fs()

@@ -154,9 +154,9 @@ class Authority:
             if (directory / name).exists():
                 raise CertificateError(
                     path=str(directory / name),
-                    reason="there is an authority already, and it is never overwritten: "
-                    "'koinon certs rotate-ca' replaces it in a cluster that goes on, "
-                    "another directory keeps another one",
+                    reason="an authority exists already and is never overwritten: "
+                    "'koinon certs rotate-ca' replaces it while the cluster runs; another "
+                    "directory can hold a second authority",
                 )
         _make_private(directory)
         key, certificate = _make_authority(now, days)
@@ -250,7 +250,9 @@ class Authority:
             )
         identity = identity_of(certificate)
         if identity is None:
-            raise CertificateError(path=str(path), reason="names nobody of a Koinon cluster")
+            raise CertificateError(
+                path=str(path), reason="names no member or user of a Koinon cluster"
+            )
         return identity
 
     def _sign(

@@ -212,7 +212,7 @@ def _bundle_problems(path: Path, bundle: Bundle) -> Iterator[Problem]:
     elif not bundle.key_matches:
         yield Problem(fault=Fault.KEY_MISMATCH, text="its key is not its certificate's")
     if identity_of(certificate) is None:
-        yield Problem(fault=Fault.NAMES_NOBODY, text="names nobody of a Koinon cluster")
+        yield Problem(fault=Fault.NAMES_NOBODY, text="names no member or user of a Koinon cluster")
     if not bundle.authorities:
         yield Problem(fault=Fault.NO_AUTHORITY, text="it holds no authority to trust")
     elif not _leads_to_authority(certificate, bundle):

@@ -31,17 +31,17 @@ app = typer.Typer(
     "  $ koinon certs coordinator c1 c2 c3  one identity file for each\n"
     "  $ koinon certs node n1 n2 n3\n"
     "  $ koinon certs user root             the user who may do everything\n"
-    "  $ koinon certs check certs           what is about to expire, or wrong",
+    "  $ koinon certs check certs           certificates that are faulty or expire soon",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 rotation = typer.Typer(
     cls=Group,
-    help="Replace the authority of a cluster that goes on, in three steps. Between them, bring "
-    "the files to where they are used: servers and clients read them again by themselves.\n\n"
+    help="Replace the authority of a running cluster, in three steps. Between them, copy the "
+    "files to their servers and clients, which reload them automatically.\n\n"
     "\b\n  $ koinon certs rotate-ca add    a new authority; all trust both\n"
     "  $ koinon certs rotate-ca issue  new certificates, by the new one\n"
-    "  $ koinon certs rotate-ca drop   the old one is trusted no more",
+    "  $ koinon certs rotate-ca drop   the old one is no longer trusted",
     no_args_is_help=True,
 )
 DEFAULT_AUTHORITY = Path("certs")
@@ -324,7 +324,11 @@ def renew(
     days: Days = authorities.IDENTITY_DAYS,
     left: Annotated[
         int | None,
-        typer.Option("--days-left", min=0, help="Only those that hold for fewer days than this."),
+        typer.Option(
+            "--days-left",
+            min=0,
+            help="Only files whose certificates are valid for fewer days than this.",
+        ),
     ] = None,
 ) -> Reply:
     """Give identity files a new key and a new certificate, with the same names.

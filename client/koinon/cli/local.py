@@ -84,7 +84,7 @@ class Shape:
         bool | None,
         typer.Option(
             "--tls/--no-tls",
-            help="Make certificates, and take only who shows one (default: as last time). "
+            help="Make certificates, and accept only callers with one (default: as last time). "
             "'koinon' on this machine then is the user root.",
         ),
     ] = None
@@ -290,7 +290,7 @@ def _warn_of_few_nodes(status: ClusterStatus) -> None:
     each = count(copies, "copy")
     lost = "a node that is down takes its partitions along until it returns"
     if copies > 1:
-        lost = "while one is down, a second failure may lose what was written meanwhile"
+        lost = "while one is down, a second failure may lose the writes made meanwhile"
     output.console(stderr=True).print(
         f"[yellow]Few nodes:[/] {count(nodes, 'node')}, {each} of each partition: {lost}. "
         "Three nodes keep three copies, and survive any one failure.",

@@ -82,7 +82,7 @@ def console(
         bool, typer.Option("--open", help="Open the page in this machine's browser.")
     ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.2, max=60.0, help="Poll the cluster every so many seconds.")
+        float, typer.Option(min=0.2, max=60.0, help="The interval of polls, in seconds.")
     ] = 1.0,
 ) -> None:
     """Serve a page that shows the cluster in a browser: partitions, nodes, the place of a key, and

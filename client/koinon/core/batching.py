@@ -288,7 +288,7 @@ class _AlongError(NotSentError):
     """
 
     def __init__(self) -> None:
-        super().__init__(reason="shared a request with keys that are refused")
+        super().__init__(reason="refused because of another operation's keys in the same request")
 
 
 def settle_failed(

@@ -42,8 +42,8 @@ class Behind:
         """Return a sentence for operators; '' if every live node has confirmed."""
         if not self.node_ids:
             return ""
-        after_s = f", in {self.serve_ms / 1000:.1f} s at the latest" if self.serve_ms else ""
-        return f"not confirmed by {', '.join(self.node_ids)}: until then it serves nobody{after_s}"
+        first_s = f" after {self.serve_ms / 1000:.1f} s at the latest" if self.serve_ms else ""
+        return f"not confirmed by {', '.join(self.node_ids)}: no client is served there{first_s}"
 
 
 class AccessAdmin:

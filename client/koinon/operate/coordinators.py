@@ -138,7 +138,7 @@ class Coordinators(Channels):
         if not meant and len(named) > 1:
             raise ConfigurationError(
                 reason=f"coordinators: the addresses are those of clusters {' and '.join(named)}: "
-                "name those of one"
+                "name the addresses of one cluster"
             )
         self.cluster_id = meant = meant or "".join(named)
         # The first request names no cluster, so other clusters have answered it.

@@ -52,10 +52,10 @@ from koinon_proto.contract.table import MAX_KEY_BYTES
 FORMAT: Final = "koinon"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 SCANS_APART: Final = hasattr(DataSourceReader, "pushLimit")
-"""Versions of Spark that keep a reader's plan with the scan it is for. Spark 4.1 to 4.3 keep it
-with the data source: after one query with a filter, queries of the same DataFrame without one, and
-the other filters of a union or a join, would read only what the last filter left. Readers for such
-a Spark take no filter; option ``keys`` names keys there.
+"""True if this Spark keeps a reader's plan with the scan it is for. Spark 4.1 to 4.3 keep it with
+the data source: after one query with a filter, queries of the same DataFrame without one, and the
+other filters of a union or a join, would read only what the last filter left. Readers for such a
+Spark take no filter; option ``keys`` names keys there.
 """
 KEYS_PER_TASK: Final = 10_000
 _METADATA: Final = ("_partition_id", "_version", "_expires_at")
@@ -461,5 +461,5 @@ def _all_reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskRep
     reports = _reports(messages)
     if len(reports) < len(messages):
         missing = len(messages) - len(reports)
-        raise InternalError(reason=f"{missing} tasks have not said what they staged")
+        raise InternalError(reason=f"{missing} tasks have not reported their staged rows")
     return reports

@@ -156,7 +156,7 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
     options = _Given(given, WRITE_OPTIONS)
     prefix = options.prefix()
     if prefix and not overwrite:
-        options.refuse("prefix", "only mode overwrite replaces what a prefix holds; leave it out")
+        options.refuse("prefix", "only mode overwrite replaces the rows of a prefix; leave it out")
     value_column, value_encoding = options.text("valueColumn"), options.text("valueEncoding")
     if value_column and value_encoding:
         options.refuse(

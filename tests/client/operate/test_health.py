@@ -111,7 +111,7 @@ def test_healthy_cluster_has_no_problem_and_no_note() -> None:
 @pytest.mark.parametrize("fields", [{}, {"leader_id": ""}])
 def test_summary_says_that_moves_are_paused(fields: dict[str, Any]) -> None:
     line = summary(status_of(table_of(moves=MoveSettings(paused=True)), **fields))
-    assert line.endswith(" Moves are paused: 'koinon admin resume' lets them go on.")
+    assert line.endswith(" Moves are paused: 'koinon admin resume' resumes them.")
     assert "paused" not in summary(status_of(**fields))
 
 
@@ -349,8 +349,8 @@ def test_loads_are_noted_and_one_that_nobody_touches_with_its_end() -> None:
     )
     found = notes(status_of(table), [load])
     assert found[0].startswith("bulk loads: 1 open, 1 being merged")
-    assert "nobody has touched load 7 for 20 min" in found[1]
-    assert found[1].endswith("by itself it ends in 10 min")
+    assert "no task has touched load 7 for 20 min" in found[1]
+    assert found[1].endswith("without that it ends in 10 min")
     assert len(notes(status_of(table), [replace(load, idle_ms=1000)])) == 1
 
 
@@ -360,13 +360,13 @@ def test_disk_that_hangs_is_named_first_with_what_nobody_else_can_lead() -> None
     (problem,) = problems(status_of(sessions=sessions))
     assert problem.startswith(
         "the disk of node n2 has not answered for 12 s, and 4 partitions that nobody else can lead "
-        "take no writes: look at the disk; once it answers the node goes on by itself"
+        "take no writes: look at the disk; once it answers the node continues by itself"
     )
     table = table_of()
     for p in (2, 5, 8, 11):
         table = with_row(table, p, primary=number(p + 1), in_sync=(number(p + 1),))
     first, *_ = problems(status_of(table, sessions=sessions))
-    assert "12 s; others lead what it led: look at the disk" in first
+    assert "12 s; other nodes now lead its partitions: look at the disk" in first
     slowly = replace(hung, commit_out_ms=1_400)
     assert problems(status_of(sessions=(slowly,))) == []
 

@@ -122,7 +122,7 @@ class Session:
             return
         if self.json or not output.somebody_is_there():
             raise RefusedError(
-                "not carried out: nobody is there to ask",
+                "not carried out: there is no terminal to ask on",
                 f"--yes carries it out without asking{shows}.",
                 error="not carried out: --yes is missing",
             )

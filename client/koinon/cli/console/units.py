@@ -98,7 +98,7 @@ def partition_ids(text: str) -> list[int]:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise typer.BadParameter(f"{text!r} names no partitions: write 3 or 0-15,40")
         if max(len(first), len(last)) > DIGITS_MAX or int(last or first) > MAX_PARTITION:
-            raise typer.BadParameter(f"{text!r}: there are not so many partitions")
+            raise typer.BadParameter(f"{text!r}: there are not that many partitions")
         begin, end = int(first), int(last or first)
         if end < begin:  # an empty list would mean all partitions
             raise typer.BadParameter(f"{text!r}: {begin}-{end} ends before it begins")

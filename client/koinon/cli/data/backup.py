@@ -147,7 +147,7 @@ KeyspaceNames = Annotated[
 ]
 Throttle = Annotated[
     str,
-    typer.Option("--throttle", metavar="SIZE", help="At most so many bytes a second: 50MB, 1GiB."),
+    typer.Option("--throttle", metavar="SIZE", help="The limit of bytes a second: 50MB, 1GiB."),
 ]
 Wait = Annotated[
     str,
@@ -355,7 +355,7 @@ def chosen(destination: Destination, backup_id: str) -> Manifest:
     if not complete:
         raise RefusedError(
             f"{destination.text} has no complete backup",
-            "'koinon backup list' shows what is there.",
+            "'koinon backup list' lists all backups.",
             code=NOT_FOUND,
         )
     return complete[-1]
@@ -517,7 +517,7 @@ def prune(
             f"Delete {count(len(pruning.gone), 'backup')} of {destination} "
             f"({', '.join(answer.deleted[:5])}{', …' if len(answer.deleted) > 5 else ''})?",
             yes=yes,
-            shows=", --dry-run shows what would go",
+            shows=", --dry-run shows the backups that would be deleted",
         )
         for found in pruning.gone:
             place.delete(found.backup_id)

@@ -414,7 +414,7 @@ def _blocks(
     blocks: list[Block] = [Styled("Interrupted.", "yellow")] if answer.interrupted else []
     if answer.dry_run:
         rows = count(tally.read - tally.bad - tally.expired, "row")
-        but_for = ", but for those that the target has" if if_absent else ""
+        but_for = ", except rows that the target has" if if_absent else ""
         would = f" would be copied{but_for} ({bytes_text(tally.bytes)} were read); nothing was "
         blocks.append([Styled(rows, "bold"), f"{would}written."])
     else:

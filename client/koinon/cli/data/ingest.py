@@ -48,7 +48,7 @@ Paths = Annotated[
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what would be loaded, and how evenly.")
+    bool, typer.Option("--dry-run", help="Show what would be loaded and how evenly; load nothing.")
 ]
 
 
@@ -104,7 +104,7 @@ class RowOptions:
         ),
     ] = None
     max_rate: Annotated[
-        str | None, typer.Option(help="Send at most so much a second: 50MB, 1GiB.")
+        str | None, typer.Option(help="The limit of bytes sent a second: 50MB, 1GiB.")
     ] = None
 
     def settings(self, session: Session) -> Settings:
@@ -141,7 +141,7 @@ class SparkOptions:
         ),
     ] = None
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what Spark says.", rich_help_panel=WHERE)
+        bool, typer.Option("--verbose", help="Show Spark's own output.", rich_help_panel=WHERE)
     ] = False
 
 

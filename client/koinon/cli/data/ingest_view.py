@@ -148,7 +148,7 @@ def summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> list[Block]:
 def _what_became(outcome: Outcome) -> str:
     if outcome.state is LoadState.MERGING:
         return (
-            f"load {outcome.load_id} was committed already, and goes on merging without you: "
+            f"load {outcome.load_id} was committed already, and its merge continues: "
             "'koinon admin loads' shows it."
         )
     if outcome.state is LoadState.OPEN:

@@ -188,7 +188,7 @@ def _check_targets(
             continue
         if how.partitions and how.partitions != found.partition_count:
             raise RefusedError(
-                f"keyspace {name} is there, with {found.partition_count} partitions",
+                f"keyspace {name} exists, with {found.partition_count} partitions",
                 "The number never changes: restore it under another name, with --as.",
             )
         if how.overwrite:

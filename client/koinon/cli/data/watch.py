@@ -26,7 +26,7 @@ root = typer.Typer()
     examples=[
         "watch --prefix session:",
         "watch --since start --json | jq .key",
-        "watch --state orders.pos --json     (goes on where it stopped)",
+        "watch --state orders.pos --json     (continues where it stopped)",
     ],
 )
 def watch(
@@ -43,8 +43,8 @@ def watch(
     state: Annotated[
         Path | None,
         typer.Option(
-            help="A file for positions, written after each batch. If it exists, the feed goes on "
-            "from there, and --since is ignored. Give the same --prefix each time."
+            help="A file for positions, written after each batch. If it exists, the feed "
+            "continues from there, and --since is ignored. Give the same --prefix each time."
         ),
     ] = None,
     keys_only: Annotated[

@@ -79,7 +79,7 @@ def _size_blocks(advised: Sizing, peak_mb_s: float, nodes: int) -> list[Block]:
         "starts, and after a failover the rows that changed.",
     ]
     if not advised.slots:
-        blocks.append("Clients of Redis Cluster know 16,384 slots: crc16 cannot have so many.")
+        blocks.append("Clients of Redis Cluster know 16,384 slots: crc16 cannot have that many.")
     return blocks
 
 

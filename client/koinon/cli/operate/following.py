@@ -75,7 +75,7 @@ def _live(picture: Callable[[T], Sequence[Block]]) -> Iterator[Callable[[T | Non
 
     last: Any = rich_block("…")
     silent = rich_block(Styled(f"{NOBODY_ANSWERS} for them", "yellow"))
-    hint = rich_block(Styled("Ctrl-C leaves them to go on by themselves.", "dim"))
+    hint = rich_block(Styled("After Ctrl-C they continue by themselves.", "dim"))
     with Live(console=output.console(stderr=True), transient=True, auto_refresh=False) as live:
 
         def draw(seen: T | None) -> None:

@@ -31,7 +31,9 @@ from koinon_proto.contract.table import Table as PartitionTable
 app = typer.Typer()
 CLUSTER_TIMEOUT_MS = 10_000
 LOST, OFFLINE = "lost", "offline"
-WHO_HAS = "'koinon admin partitions' shows who has copies: start those nodes, or name one of them."
+WHO_HAS = (
+    "'koinon admin partitions' shows the nodes with copies: start these nodes, or name one of them."
+)
 
 
 @dataclass(kw_only=True)
@@ -133,7 +135,7 @@ def force_primary(
         if choice.empty and not even_if_empty:
             raise _refused_empty(choice, table)
         if not choice.leaders:
-            raise _refused("no copy is there that could lead", WHO_HAS)
+            raise _refused("there is no copy that could lead", WHO_HAS)
         if not accepted:
             _ask_for_loss(session, choice)
         return _carry_out(admin, table, choice)
@@ -297,7 +299,7 @@ def _refused_empty(choice: Choice, table: PartitionTable) -> RefusedError:
     better = [
         *(f"{node_name(table, n)} has a usable one" for n in sorted(choice.usable)),
         *(
-            f"{node_name(table, n)} does not say what it has: start it first"
+            f"{node_name(table, n)} does not report its copies: start it first"
             for n in sorted(choice.silent)
             if n != number
         ),
@@ -311,7 +313,8 @@ def _ask_for_loss(session: Session, choice: Choice) -> None:
     """Have the operator type the size of the loss; raise unless the text is right."""
     if session.json or not output.somebody_is_there():
         raise _refused(
-            "nobody is there to ask", "--yes-i-may-lose-writes carries it out without asking."
+            "there is no terminal to ask on",
+            "--yes-i-may-lose-writes carries it out without asking.",
         )
     output.note("Acknowledged writes that the chosen copies lack would be lost for good.")
     number = len(choice.leaders)
@@ -319,7 +322,7 @@ def _ask_for_loss(session: Session, choice: Choice) -> None:
     if number == 1:
         expected = str(next(iter(choice.leaders)))
         what = f"the partition's number ({expected})"
-    typed = typer.prompt(f"To go on, type {what}", err=True)
+    typed = typer.prompt(f"To confirm, type {what}", err=True)
     if str(typed).strip() != expected:
         output.note("nothing was changed")
         raise typer.Exit(NOT_FOUND)

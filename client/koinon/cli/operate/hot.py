@@ -114,7 +114,7 @@ def _blocks(answer: HotAnswer) -> list[Block]:
     )
     if not answer.partitions:
         what = "rows" if answer.by in (RankBy.ALL, RankBy.BYTES) else answer.by.name.lower()
-        return [first, f"No {what} were seen: nothing is hot."]
+        return [first, f"No {what} were counted: nothing is hot."]
     is_all = answer.by is RankBy.ALL
     of = "" if is_all else f" of {answer.by.name.lower()}"
     chance = f" (by chance alone {skew.by_chance:.2f})" if is_all and skew.by_chance >= 0.1 else ""

@@ -99,7 +99,7 @@ def loads(
                 lambda active: not active,
                 picture=lambda active: [Table(LOADS, active)],
                 line=line,
-                farewell="the loads go on without you",
+                farewell="the loads continue",
             )
             if seen is None:
                 return INTERRUPTED
@@ -123,7 +123,7 @@ def abort(
         if load is None:
             raise RefusedError(
                 f"there is no load {load_id}, or it ended long ago",
-                "'koinon admin loads --all' lists those that are known.",
+                "'koinon admin loads --all' lists all known loads.",
                 code=NOT_FOUND,
             )
         if load.state is LoadState.OPEN and not yes:

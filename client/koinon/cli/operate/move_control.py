@@ -186,7 +186,7 @@ def follow(
         lambda seen: seen.ended,
         picture=lambda seen: picture(seen, table),
         line=line,
-        farewell="the moves go on without you: 'koinon admin moves --watch' follows them again, "
+        farewell="the moves continue: 'koinon admin moves --watch' follows them again, "
         "'koinon admin pause' halts them, 'koinon admin cancel' turns them back",
     )
     if snapshot is None:

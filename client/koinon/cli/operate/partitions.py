@@ -192,7 +192,7 @@ def _asked(
 
 def _one_line(found: OnePartitionAnswer) -> Block:
     why = f" ({_why(found)})" if found.offline_reason else ""
-    leads = f"{found.primary} leads it" if found.primary else "nobody leads it"
+    leads = f"{found.primary} leads it" if found.primary else "it has no primary"
     size = ""
     if found.records is not None:
         mark = "~" if found.guessed else ""

@@ -158,7 +158,7 @@ def _planned(session: Session, how: How, aim: Aim) -> Reply:
                 return _afterwards(session, admin, costed, wait=how.wait, at_end=aim.at_end)
     raise RefusedError(
         "the cluster changes faster than it can be planned for; nothing was moved",
-        "Try again once it has come to rest: 'koinon admin moves' shows what moves.",
+        "Try again when no other change is under way: 'koinon admin moves' shows what moves.",
     )
 
 
@@ -206,7 +206,7 @@ def _afterwards(
     elif moves:
         notes.append(
             f"accepted: {count(len(moves), 'move')}. 'koinon admin moves --watch' follows "
-            "them; 'pause' and 'cancel' are there too."
+            "them; 'pause' and 'cancel' stop them."
         )
     if at_end and not code:
         notes.append(at_end)

@@ -56,7 +56,7 @@ def summary(status: ClusterStatus, found: list[str] | None = None) -> str:
     found = problems(status) if found is None else found
     table = status.table
     halted = table is not None and table.moves.paused
-    paused = " Moves are paused: 'koinon admin resume' lets them go on." if halted else ""
+    paused = " Moves are paused: 'koinon admin resume' resumes them." if halted else ""
     if not found:
         return f"All is well. {_headline(status)}{paused}"
     more = f" ({count(len(found) - 1, 'more problem')})" if len(found) > 1 else ""
@@ -77,7 +77,7 @@ def problems(status: ClusterStatus) -> list[str]:
     """Return the problems with their remedies, the most urgent first; [] if all is well."""
     found = []
     if not status.leader_id:
-        known = "" if status.table is None else "; what else is shown was known last"
+        known = "" if status.table is None else "; everything else shown is the last known state"
         found.append(
             "no coordinator leads, so nothing is served: start coordinators until a majority of "
             f"them run and reach one another{known}"
@@ -172,7 +172,7 @@ def _of_security(status: ClusterStatus) -> list[str]:
         )
         more = len(open_ones) - _NAMED_MAX
         return [
-            "servers let everybody in who reaches them without TLS: "
+            "servers accept every caller without TLS: "
             f"{some}{f' and {more} more' if more > 0 else ''} "
             "(docs/security.md says how to turn TLS on while the cluster serves)"
         ]
@@ -181,7 +181,8 @@ def _of_security(status: ClusterStatus) -> list[str]:
     if not status.plain or all(map(_is_local, addresses)):
         return []
     return [
-        "there is no security: who reaches these addresses may read, change and delete everything "
+        "there is no access control: everybody who can reach these addresses may read, change "
+        "and delete everything "
         "(docs/security.md says how to turn TLS on while the cluster serves)"
     ]
 
@@ -204,7 +205,7 @@ def _moving(table: Table) -> list[str]:
             f"('koinon admin moves --watch' follows){paused}"
         )
     elif table.moves.paused:
-        found.append("moves are paused: 'koinon admin resume' lets them go on")
+        found.append("moves are paused: 'koinon admin resume' resumes them")
     return found
 
 
@@ -219,8 +220,9 @@ def _of_loads(table: Table, loads: Iterable[LoadView]) -> list[str]:
         if load.idle_ms is not None and load.idle_ms >= min(IDLE_MS, load.timeout_ms // 2):
             left_ms = max(0, load.timeout_ms - load.idle_ms)
             found.append(
-                f"nobody has touched load {load.load_id} for {_minutes(load.idle_ms)}: if its job "
-                f"is gone, 'koinon admin loads abort {load.load_id}' ends it; by itself it ends in "
+                f"no task has touched load {load.load_id} for {_minutes(load.idle_ms)}: if its job "
+                f"is gone, 'koinon admin loads abort {load.load_id}' ends it; without that it "
+                f"ends in "
                 f"{_minutes(left_ms)}"
             )
     return found

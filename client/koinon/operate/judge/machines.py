@@ -33,8 +33,8 @@ _SCARCE = {
     "file descriptors": "find the programs that hold the connections (ss -tnp), or raise the limit "
     "(LimitNOFILE, ulimit -n); beyond it the node takes no connections",
     "threads": "raise the limit of processes and threads (TasksMax, pids.max)",
-    "bytes of memory": "give it more memory, or stop what else uses it; beyond it the system ends "
-    "the node",
+    "bytes of memory": "give it more memory, or stop other programs; at the limit the system "
+    "kills the node",
     "connections of the Redis ports": "find the programs that hold them (ss -tnp, CLIENT LIST), or "
     "add nodes; more are refused",
 }
@@ -68,7 +68,7 @@ def disks_full(status: ClusterStatus) -> list[str]:
             continue
         found.append(
             f"the disk of node {node.node_id} has {session.disk_free_bytes / 1e6:,.0f} MB left, "
-            "and writes to it fail soon or already: make room there, it goes on by itself"
+            "and writes to it fail soon or already: make room there, then it continues by itself"
         )
 
     scarce = min(DISK_FREE_SHARE_MIN * status.disk_bytes, DISK_FREE_BYTES_ENOUGH)
@@ -122,13 +122,13 @@ def disks_hang(status: ClusterStatus) -> list[str]:
         if session.commit_out_ms <= hangs_ms:
             continue
         led = sum(row.primary == node.number for row in table.used_rows)
-        rest = "; others lead what it led"
+        rest = "; other nodes now lead its partitions"
         if led:
-            rest = f", and {count(led, 'partition')} that nobody else can lead take no writes"
+            rest = f", and {count(led, 'partition')} that no other node can lead accept no writes"
         found.append(
             f"the disk of node {node.node_id} has not answered for "
             f"{session.commit_out_ms / 1000:.0f} s{rest}: look at the disk; once it answers the "
-            "node goes on by itself, else stop its process"
+            f"node continues by itself, else stop its process"
         )
     return found
 
@@ -181,7 +181,7 @@ def old_stores(status: ClusterStatus) -> list[str]:
     return [
         f"node {node.node_id} was started on a store that may lack acknowledged writes "
         f"({session.old_store}): none of its copies counted as in sync, and each is brought up to "
-        "date from the others'. This is told until the node is started again"
+        "date from the others'. This is shown until the node is started again"
         for node, session in running(status)
         if session.old_store
     ]

@@ -83,7 +83,8 @@ def _of_a_group(group: HotGroup, known: Partitioner, command: str) -> str:
     return (
         f"is hot by the keys that the router {known.router.text} leads together by "
         f"{key_text(group.routing_bytes)} ({group.share:.0%} of the sampled rows): moving "
-        "the partition does not help. Put what spreads them into what is routed, or keep them in "
+        "the partition does not help. Put a part that differs between them into the routing "
+        "bytes, or keep them in "
         f"a keyspace of their own: 'koinon admin keyspaces create {ROOM} --router whole', then "
         f"'{command}'; {_MORE}"
     )

@@ -241,8 +241,8 @@ class Commit:
             if now - moved > self.job.options.merge_timeout_s:
                 raise UnavailableError(
                     reason=f"load {load_id} is committed, but its merge has not advanced for "
-                    f"{self.job.options.merge_timeout_s:g} s (option mergeTimeout): it goes on "
-                    "when the partitions that it waits for are served. "
+                    f"{self.job.options.merge_timeout_s:g} s (option mergeTimeout): it "
+                    f"continues when the partitions that it waits for are served. "
                     "`koinon admin loads` shows it"
                 )
             if now - said > SAY_EVERY_S:
