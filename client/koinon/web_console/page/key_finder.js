@@ -1,5 +1,5 @@
-// "Where is my key?": the way of a key from its bytes to its nodes. The server works it out, by the
-// code that clients use; here it is shown, and the key falls into its lane.
+// "Where is my key?": shows the way of a key from its bytes to its nodes. The server computes it with
+// the code that clients use; the page shows the answer, and the key falls into its nodes' lanes.
 
 import { ask } from "./server.js";
 import { nodeColor, textOn } from "./palette.js";
@@ -15,9 +15,9 @@ export class KeyFinder {
     this.store = store;
     this.keyspace = keyspace;       // () => the name of the keyspace that is shown
     this.onPlaces = onPlaces;       // (Map of partition -> label)
-    this.kept = [];                 // keys as they are asked for: {text} or {hex}
-    this.answers = [];              // of the kept ones and, last, of what is being typed
-    this.asked = 0;                 // the number of the newest question
+    this.kept = [];                 // keys in the form of requests: {text} or {hex}
+    this.answers = [];              // of the kept keys and, last, of the key being typed
+    this.asked = 0;                 // the number of the newest request
     this.timer = 0;
     const input = at("find-key");
     input.addEventListener("input", () => this.soon());
@@ -63,7 +63,7 @@ export class KeyFinder {
     if (typed && !fault) keys.push(this.keyOf(typed));
     if (!keys.length || !this.store.table) { this.show([], fault); return; }
     const { answer, error } = await ask("/api/where", { keyspace: this.keyspace(), keys });
-    if (number !== this.asked) return;      // something else is typed by now
+    if (number !== this.asked) return;      // another key is typed by now
     if (error) { setText(at("find-error"), error); return; }
     this.show(answer, fault);
   }
@@ -155,7 +155,7 @@ function fall(drop, leads) {
   drop.animate(frames, { duration: leads ? 620 : 380, delay: leads ? 260 : 720, easing: "ease-in", fill: "backwards" });
 }
 
-// The key with the bytes that are hashed marked; in hexadecimal where it is no plain text.
+// The key with the bytes that are hashed marked; in hexadecimal if it is no plain text.
 function shownKey(one) {
   const text = typeof one.key === "string" && one.key === one.shown ? one.key : null;
   const whole = one.routing_hex === one.hex;
@@ -175,7 +175,7 @@ function partOf(one) {
 const spaced = (hex) => hex.replace(/..(?=.)/g, "$& ");
 const groups = (digits) => digits.replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
-// Why this is no key; "" if it is one.
+// Returns why this is no valid key; "" if it is.
 function faultOf(key) {
   if (key.hex !== undefined && !/^(\s*[0-9a-f]{2})*\s*$/i.test(key.hex)) return "Hexadecimal digits come in pairs: 6b 65 79";
   const length = key.hex === undefined ? new TextEncoder().encode(key.text).length : key.hex.replace(/\s/g, "").length / 2;

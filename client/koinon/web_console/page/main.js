@@ -1,4 +1,4 @@
-// Puts the page together: events come into the store, and its parts show what they are told.
+// Assembles the page: events update the store, and the parts of the page show its new state.
 
 import { KeyFinder } from "./key_finder.js";
 import { nodeColor, onTheme, stateColor, theme, valueColor } from "./palette.js";
@@ -202,7 +202,7 @@ at("theme").addEventListener("click", () => {
 });
 if (localStorage.getItem("theme")) document.documentElement.dataset.theme = localStorage.getItem("theme");
 
-// --- who looks, and the stream ---------------------------------------------------------------------
+// --- login and the event stream -------------------------------------------------------------------
 
 let heardAt = performance.now(), broken = false;
 

@@ -34,7 +34,7 @@ export function nodeColor(place) {
 
 export const stateColor = (name) => STATES[theme()][name];
 
-// The colour of a value between 0 and the greatest; small ones are told apart as well.
+// The colour of a value between 0 and the greatest; small values stay distinguishable.
 export function valueColor(value, most) {
   const ramp = RAMPS[theme()];
   if (!(value > 0) || !(most > 0)) return `rgb(${ramp[0].join(" ")})`;
@@ -47,7 +47,7 @@ export function valueColor(value, most) {
 export const inkOn = () => (theme() === "dark" ? "#0b1118" : "#ffffff");
 export const ink = () => (theme() === "dark" ? "#ffffff" : "#0b1118");
 
-// Black or white, whichever is read better on the colour of the node at this place.
+// Black or white, whichever has more contrast to the colour of the node at this place.
 export function textOn(place) {
   const hex = /^#(..)(..)(..)$/.exec(nodeColor(place));
   if (!hex) return theme() === "dark" ? "#0b1118" : "#ffffff";

@@ -1,4 +1,4 @@
-// The tables and tiles beside the map: what `koinon top` and `koinon admin status` say.
+// The tables and tiles beside the map: what `koinon top` and `koinon admin status` print.
 
 import { ask } from "./server.js";
 import { nodeColor } from "./palette.js";
@@ -17,7 +17,7 @@ export class Panels {
     this.store = store;
     this.history = { reads: [], writes: [], bytes: [] };
     this.tiles = new Map();
-    this.hot = null;          // the last answer of a look for hot keys
+    this.hot = null;          // the last answer to a request for hot keys
     at("hot-keys").addEventListener("click", () => this.lookForHotKeys());
     store.addEventListener("moment", () => this.draw());
     store.addEventListener("table", () => this.drawKeyspaces());
@@ -37,7 +37,7 @@ export class Panels {
     this.drawCoordinators(top);
   }
 
-  // The first problem is in the headline already.
+  // The headline already shows the first problem.
   drawAdvice(status, failure) {
     const lines = failure || !status ? [] : [...status.problems.slice(1), ...status.notes];
     const plain = JSON.stringify(lines);

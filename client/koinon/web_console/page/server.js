@@ -1,4 +1,4 @@
-// Questions to the server. Answers are {answer} or {error}, a sentence.
+// Requests to the server. A result is {answer}, or {error} with a sentence.
 
 export let onLoggedOut = () => {};
 export function whenLoggedOut(callback) { onLoggedOut = callback; }
@@ -15,8 +15,8 @@ export async function ask(path, body) {
   }
 }
 
-// Follows the events; each handler takes the data of its event. Comes back by itself after a break,
-// and goes on after the last event that came.
+// Follows the events; each handler takes the data of its event. Reconnects by itself after a break,
+// and continues after the last event received.
 export function follow(handlers, onState) {
   let source = null;
   const open = () => {
@@ -25,7 +25,7 @@ export function follow(handlers, onState) {
     source.onopen = () => onState("on");
     source.onerror = async () => {
       onState("off");
-      if (source.readyState !== EventSource.CLOSED) return;   // else it tries again by itself
+      if (source.readyState !== EventSource.CLOSED) return;   // else it reconnects by itself
       const probe = await ask("/api/table/0");
       if (probe.status !== 401) setTimeout(open, 2000);
     };

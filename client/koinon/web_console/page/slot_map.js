@@ -21,9 +21,9 @@ export class SlotMap {
     this.chosenNode = 0;         // number of the node whose squares alone are coloured; 0: all
     this.cursor = -1;
     this.pinned = false;
-    this.marks = new Map();      // partition -> label of a key that is there
+    this.marks = new Map();      // partition -> label of a key in it
     this.outlined = new Set();   // partitions that the shown step of the past has changed
-    this.flashes = new Map();    // partition -> until when it fades
+    this.flashes = new Map();    // partition -> time at which the flash ends
     this.frame = 0;
     new ResizeObserver(() => this.layOut()).observe(canvas.parentElement);
     canvas.addEventListener("pointermove", (event) => this.point(event));
@@ -48,7 +48,7 @@ export class SlotMap {
     }
   }
 
-  // Takes another version of the same partitions; those that have changed flash for a moment.
+  // Shows another version of the same partitions; those that have changed flash for a moment.
   update(table, partitions) {
     this.table = table;
     const until = performance.now() + FLASH_MS;
@@ -123,7 +123,7 @@ export class SlotMap {
     if (over && (this.marks.size || this.cursor >= 0)) this.drawOver();
   }
 
-  // A move shows the node that is to have the partition in the corner of its square.
+  // A move shows the node that will get the partition in the corner of its square.
   drawMove(row, left, up, size) {
     if (!row[ADDING].length && !row[REMOVING].length) return;
     const to = row[ADDING][0] ?? row[REPLICAS][0];
@@ -141,7 +141,7 @@ export class SlotMap {
     this.pen.stroke();
   }
 
-  // Signs tell states apart without colours.
+  // Symbols distinguish states without colours.
   drawSign(state, left, up, size) {
     const pen = this.pen, inset = size * 0.28;
     if (state === "offline") {
@@ -196,7 +196,7 @@ export class SlotMap {
     }
   }
 
-  // --- what fades ------------------------------------------------------------------------------
+  // --- animation  ------------------------------------------------------------------------------
 
   fadeOf(partition) {
     const until = this.flashes.get(partition);
@@ -255,7 +255,7 @@ export class SlotMap {
   }
 }
 
-// As many columns as fit, or a few fewer where all rows are full then.
+// Returns as many columns as fit, or a few fewer if all rows are then full.
 function evenColumns(count, most) {
   for (let columns = most; columns >= most * 0.88; columns -= 1) if (count % columns === 0) return columns;
   return most;

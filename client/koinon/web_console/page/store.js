@@ -1,4 +1,4 @@
-// What the page knows: the newest table, the moment, rates and sizes, as events bring them.
+// The state of the page: the newest table, the moment, rates and sizes, as events bring them.
 
 export const STATE = 1, PRIMARY = 2, REPLICAS = 3, IN_SYNC = 4, ADDING = 5, REMOVING = 6, WANTED = 7,
   EPOCH = 8, REASON = 10, SHORT = 11;  // places in a row (live_state.py)
@@ -6,7 +6,7 @@ const STEPS_MAX = 500;
 
 export class Store extends EventTarget {
   table = null;     // {version, clusterId, nodes: Map, places: Map, rows, keyspaces}
-  steps = [];       // versions that can be asked for, oldest first
+  steps = [];       // versions that can be requested, oldest first
   moment = null;
   rates = null;     // {reads, writes, bytes}: by partition
   sizes = null;     // {records, bytes}
@@ -46,7 +46,7 @@ export class Store extends EventTarget {
   }
 }
 
-// Nodes have a place each, by which they are coloured: that of their number, which stays.
+// Each node has a place, which decides its colour: that of its number, which stays.
 export function tableOf(form, before = null) {
   const nodes = new Map(before?.nodes);
   for (const node of form.nodes) nodes.set(node.number, node);
@@ -74,7 +74,7 @@ export const STATE_WORDS = {
   starting: "starting", short: "short of copies", unused: "unused",
 };
 
-// The one state by which a square is coloured, the worst first.
+// The state that decides the colour of a square, the worst first.
 export function stateOf(row) {
   if (!row || !row[REPLICAS].length) return "unused";
   if (row[STATE] === "offline") return "offline";

@@ -14,7 +14,7 @@ export function el(tag, properties = {}, ...children) {
   return made;
 }
 
-// Sets the text where it is another one: an element that does not change is not read out again.
+// Sets the text only if it differs: screen readers do not repeat an element that does not change.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -44,8 +44,8 @@ export function duration(seconds) {
 
 export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 
-// The text of bytes in an answer: {"base64": …} where they are no UTF-8. What is no printable
-// character is shown by its number, so that nothing turns or hides the text around it.
+// The text of bytes in an answer: {"base64": …} if they are not UTF-8. A character that is not
+// printable is shown by its number, so that none reverses or hides the text around it.
 export function shownBytes(value) {
   const text = typeof value === "string" ? value : atob(value.base64);
   return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);

@@ -1,5 +1,5 @@
 // Back in time: the versions of the table that the console has seen, on a slider. The table of a
-// version is asked for once, and shown on the map as it was.
+// version is requested once, and shown on the map.
 
 import { ask } from "./server.js";
 import { tableOf } from "./store.js";
@@ -26,7 +26,7 @@ export class TimeTravel {
     if (!version) { this.drawSlider(); this.onTable(null); return; }
     this.drawSlider();
     const [table, before] = await Promise.all([this.tableAt(version), step.base_version ? this.tableAt(step.base_version) : null]);
-    if (this.version !== version) return;      // the slider is elsewhere by now
+    if (this.version !== version) return;      // the slider has moved since
     if (!table) { setText(at("when"), "This version is not kept any more."); return; }
     this.onTable(table, before ? changed(before, table) : []);
   }
