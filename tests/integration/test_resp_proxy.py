@@ -97,10 +97,11 @@ def test_scripts_locks_and_transactions_on_any_slot(plain: Any) -> None:
 
 def test_watch_of_a_key_of_another_node_is_refused(proxies: LocalCluster) -> None:
     replies = set()
-    with RespClient(proxies.redis_address("n1")) as client:
-        for n in range(12):
-            replies.add(str(client.call("WATCH", f"watched:{n}")))
-            client.call("UNWATCH")
+    for name in proxies.node_names:
+        with RespClient(proxies.redis_address(name)) as client:
+            for n in range(12):
+                replies.add(str(client.call("WATCH", f"watched:{n}")))
+                client.call("UNWATCH")
     assert replies == {
         "b'OK'",
         "ERR a key that another node serves cannot be watched: use a client of clusters",
