@@ -1,10 +1,10 @@
 """Single operations, reads of many rows and pages of scans in the Redis protocol (RESP): encodes
 commands and interprets replies.
 
-The commands are our own; docs/protocols.md lists them. A reply arrives here as a RESP parser
-returns it: ``bytes``, ``int``, ``None`` or a list of these. An error of the node is in one line
-(``-KOINON <the error, base64> <request id>``); any other line that begins with ``-`` is a defect of
-either side.
+The commands are our own; the node's koinon_commands.py lists them. A reply arrives here as a RESP
+parser returns it: ``bytes``, ``int``, ``None`` or a list of these. An error of the node is in one
+line (``-KOINON <the error, base64> <request id>``); any other line that begins with ``-`` is a
+defect of either side.
 """
 
 from __future__ import annotations
