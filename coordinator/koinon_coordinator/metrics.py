@@ -1,7 +1,7 @@
 """A coordinator's metrics, of itself and of the cluster; docs/metrics.md explains each.
 
-What changes is read on the event loop. What takes a look at every row of the table, which
-is immutable, is made on the endpoint's thread, once a table.
+Changing values are read on the event loop. Metrics over all rows of the table, which is immutable,
+are computed on the endpoint's thread, once per table.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from koinon_proto.server.metrics_server import Metrics
 def coordinator_metrics(
     coordinator: Coordinator, guard: Guard, *, taken: Callable[[], dict[str, int]]
 ) -> Metrics:
-    """Return the metrics of the coordinator, and of its server's guard. ``taken`` returns how many
-    streams the peer port has, by method.
+    """Return the metrics of the coordinator and of its server's guard. ``taken`` returns the peer
+    port's number of streams by method.
     """
     metrics = Metrics("coordinator")
     metrics.add(lambda: _of_raft(coordinator))
@@ -52,7 +52,7 @@ def coordinator_metrics(
 def _of_raft(coordinator: Coordinator) -> Iterable[Family]:
     try:
         status = coordinator.raft_status()
-    except UnavailableError:  # it is about to end
+    except UnavailableError:  # the coordinator is about to stop
         return
     counters = status.counters
     numbers: tuple[tuple[str, Kind, str, int], ...] = (
@@ -110,7 +110,7 @@ def _of_raft(coordinator: Coordinator) -> Iterable[Family]:
 
 
 def _of_disk(coordinator: Coordinator) -> Iterable[Family]:
-    """Asks the file system, which may take its time."""
+    """Return the metrics of the file system, whose call may block."""
     free, size = coordinator.disk_room()
     if size:
         yield single(
@@ -153,9 +153,9 @@ class RowCounts:
 
 
 def count_rows(table: Table) -> RowCounts:
-    """Count. Only live nodes' copies count: where a row would have too few of them without it, a
-    node that is down stays in ``in_sync``. What a move is to add is not missing before the move is
-    over, what it is to remove does not count as missing.
+    """Count rows and copies. Only live nodes' copies count, since a node that is down stays in
+    ``in_sync`` if a row would have too few members without it. Replicas that a move adds are not
+    missing before the move is over; replicas that it removes never are.
     """
     statuses: Counter[PartitionStatus] = Counter()
     primaries: Counter[NodeNumber] = Counter()
@@ -185,7 +185,7 @@ def _wanted(row: PartitionRow) -> int:
 
 
 class ClusterView:
-    """The cluster by the table that is applied here."""
+    """The metrics of the table that is applied here."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -198,7 +198,7 @@ class ClusterView:
         return ()
 
     def families(self) -> Iterable[Family]:
-        """Return what the table says."""
+        """Return the metrics of the table."""
         table = self._table
         if table is None:
             return ()
@@ -263,7 +263,7 @@ def _of_table(table: Table) -> Iterator[Family]:
     )
 
 
-# --- what only the leader knows ----------------------------------------------------------------
+# --- metrics of the leader ---------------------------------------------------------------------
 
 
 def _of_leader(coordinator: Coordinator) -> Iterable[Family]:
@@ -293,7 +293,7 @@ def _sessions(coordinator: Coordinator, leadership: Leadership | None) -> Family
 
 
 def bytes_remaining(progress: ProgressOf) -> int:
-    """Return what is still to be received of the replicas that nodes are at work on, as far as they
+    """Return the bytes still to be received by the replicas that nodes are copying, as far as they
     know.
     """
     return sum(

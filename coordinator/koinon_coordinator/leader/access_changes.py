@@ -1,5 +1,5 @@
-"""Changes who may do what, while this coordinator leads: decides, proposes, and answers when it is
-in force (``change_barrier``).
+"""Changes users, roles and tokens while this coordinator leads: decides, proposes, and answers once
+the change is in force (``change_barrier``).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class AccessChanges:
         self._behind = behind
 
     def state(self) -> AccessState:
-        """Return all of it, the hashes of secrets included: for nodes and coordinators only."""
+        """Return the whole state, including hashes of secrets: for nodes and coordinators only."""
         self._term.check_cluster("")
         return self._term.state.access.state
 
     async def change(self, command: AccessCommand, wait_s: float = float("inf")) -> ChangeBarrier:
-        """Commit the change, and wait until it is in force, for ``wait_s`` at most. So does one
-        that brings nothing new: it may be one again whose answer was lost.
+        """Commit the change, and wait until it is in force, for at most ``wait_s``. A change
+        without an effect waits as well: it may repeat a change whose answer was lost.
 
         Raises:
             InvalidArgumentError, ConditionFailedError, UnknownKeyspaceError: nothing was changed.
             ResourceExhaustedError, UnavailableError: nothing was changed.
-            UnknownFateError: it may have been changed, or may be later.
+            UnknownFateError: the change may be committed, now or later.
         """
         before = self.state()
         check_change(before, command, self._term.state.keyspaces)
@@ -79,7 +79,9 @@ class AccessChanges:
 
 
 def _named(command: AccessCommand) -> str:
-    """Return what a change is about. Its prefixes, which may say much of keys, stay untold."""
+    """Return the name of the changed object, for the log. Prefixes are left out, since they may
+    reveal keys.
+    """
     match command:
         case PutRole(role=role):
             return role.name

@@ -1,9 +1,9 @@
-"""Carries out what operators ask while this coordinator leads: plans, moves, nodes, primaries.
+"""Executes operators' requests while this coordinator leads: plans, moves, nodes, primaries.
 
-Each request decides on the state (``plan_requests`` and ``admin_requests`` of ``core/decide``),
-proposes, and answers when that has been applied. A command that is refused when it is applied,
-because the state has changed in between, becomes a typed error. Plans are made beside the event
-loop, which has to keep up the leader's heartbeats.
+Each request decides by the state (``plan_requests`` and ``admin_requests`` of ``core/decide``),
+proposes, and answers once the command has been applied. A command that is rejected when it is
+applied, because the state has changed in between, becomes a typed error. Planning runs in a thread,
+since the event loop has to send the leader's heartbeats.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeS
 log = logging.getLogger(__name__)
 
 PLANS_MAX = 3
-"""The number of times that a plan is made for a state that changes meanwhile."""
+"""The most times a plan is made while the state keeps changing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveView:
-    """A move, how far the replicas that it adds have come, and what it waits for."""
+    """A move, the progress of the replicas that it adds, and its reason to wait."""
 
     move: Move
     progress: Mapping[NodeNumber, Progress]
@@ -71,7 +71,7 @@ class MoveView:
 
 
 class AdminRequests:
-    """Plans and carries out what operators ask for, during one term.
+    """Plans and executes operators' requests, during one term.
 
     Every method raises NotLeaderError outside the term; those that propose also
     ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
@@ -84,8 +84,8 @@ class AdminRequests:
     # --- plans and moves ----------------------------------------------------------------------
 
     async def plan(self, wish: PlanWish) -> Planned:
-        """Return what would move, and change nothing. The plan is one for the state as it is on
-        return, unless that changes all the time: then for the state shortly before.
+        """Return the plan without executing it. The plan is for the state at the return, unless
+        that keeps changing: then for the state shortly before.
 
         Raises:
             ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
@@ -101,8 +101,8 @@ class AdminRequests:
         return made
 
     async def execute(self, wish: PlanWish, plan_id: str) -> None:
-        """Queue the moves of a plan that was shown as ``plan_id``. A node that it empties is told
-        so first, and gets no more replicas.
+        """Queue the moves of the plan that was shown as ``plan_id``. A node that it empties is
+        first set to draining, so that it gets no more replicas.
 
         Raises:
             PlanStaleError: planning now gives another plan.
@@ -142,7 +142,7 @@ class AdminRequests:
             )
 
     async def _set_replication_factor(self, keyspace: str, factor: int) -> None:
-        """Have plans for the keyspace aim at so many replicas."""
+        """Set the replication factor that plans for the keyspace aim at."""
 
         def decide() -> SetReplicationFactor:
             keyspace_id = self._term.state.keyspaces.named(keyspace).keyspace_id
@@ -152,7 +152,7 @@ class AdminRequests:
         self._check(result)
 
     def moves(self) -> tuple[MoveSettings, list[MoveView]]:
-        """Return how moves are made, and those that are queued or run."""
+        """Return the settings of moves, and the moves that are queued or running."""
         self._term.check_cluster("")
         state = self._term.state
         load = moves_by_node(state.moves.values())
@@ -171,11 +171,11 @@ class AdminRequests:
         ]
 
     def short_of_room(self) -> list[Shortage]:
-        """Return the shortage of each move that does not go on for want of room."""
+        """Return the shortage of each move that waits for room."""
         return short_of_room(self._term.state, self._mover.room())
 
     async def cancel(self, partition_ids: Sequence[int]) -> tuple[int, int]:
-        """Drop these moves (none named: all), or turn them back; return how many of each.
+        """Drop queued moves and turn running ones back (empty: all); return how many of each.
 
         Raises:
             InvalidArgumentError: there is no such partition.
@@ -199,7 +199,7 @@ class AdminRequests:
         bytes_per_second: int | None = None,
         moves_per_node: int | None = None,
     ) -> MoveSettings:
-        """Set what is given; return all of it.
+        """Change the given settings; return all settings.
 
         Raises:
             InvalidArgumentError: a number is out of its bounds.
@@ -224,11 +224,11 @@ class AdminRequests:
     # --- nodes and primaries ------------------------------------------------------------------
 
     async def set_node_status(self, node_id: str, status: int) -> None:
-        """Let a node get replicas or not, or take it out of the cluster for good.
+        """Set a node's status: whether it gets replicas, or that it has left for good.
 
         Raises:
             UnknownNodeError, InvalidArgumentError
-            MembershipChangeError: it still holds replicas, or it has left already.
+            MembershipChangeError: the node still holds replicas, or has left already.
         """
         self._term.check_cluster("")
         command = decide_status(self._term.state, node_id, status)
@@ -236,7 +236,7 @@ class AdminRequests:
         log.info("node status set node=%s status=%s", node_id, command.status.name.lower())
 
     async def restore_primaries(self) -> int:
-        """Ask for the preferred primaries, where they can lead; return of how many partitions."""
+        """Ask for the preferred primaries where they can lead; return the number of partitions."""
         self._term.check_cluster("")
         command = decide_restore(self._term.state)
         if command is None:
@@ -246,8 +246,8 @@ class AdminRequests:
         return len(command.wishes) - len(result.rejected)
 
     async def force_primaries(self, wanted: Sequence[tuple[int, str]]) -> list[int | str]:
-        """Elect replicas by partition and node id, whatever they lack; return for each its primary
-        epoch, or why it was refused.
+        """Elect replicas by partition and node id, even if they lack writes. Return for each
+        partition the new primary epoch, or the reason of the refusal.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError, UnknownNodeError: nothing was changed.

@@ -1,10 +1,10 @@
-"""Waits until a change is in force: until no node serves by what was before.
+"""Waits until a change is in force, that is until no node serves by the former state.
 
-That is so as soon as every live node has said that it goes by the change, which takes a heartbeat
-or two; and at the latest once no node can hold a lease that it was given before. Each heartbeat
-that is acknowledged after the change is applied brings it, and a node applies it before it extends
-its lease. So leases from before end a lease after that. A leader before this one may acknowledge
-heartbeats for check-quorum after it was deposed, and knows nothing of the change: they end a lease
+That is so as soon as every live node has reported that it uses the change, which takes a heartbeat
+or two; and at the latest once no node can hold a lease from before. Each heartbeat that is
+acknowledged after the change was applied brings the change, and a node applies it before it extends
+its lease. So earlier leases end one lease time later. A former leader may acknowledge heartbeats
+for check-quorum after it was deposed, without knowing the change: these leases end one lease time
 after that. Both hold as well if this leader is deposed while it waits.
 """
 
@@ -24,13 +24,14 @@ log = logging.getLogger(__name__)
 POLL_S = 0.02
 NAMED_MAX = 10
 Behind = Callable[[int], Sequence[NodeId]]
-"""Returns the live nodes that have not said that they go by this version."""
+"""Returns the live nodes that have not reported that they use this version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeBarrier:
-    """A change that was made. ``behind``: live nodes that have not said that they go by it. For
-    ``serves_s`` more seconds they may serve by what was before; 0: they serve no client until then.
+    """A committed change. ``behind``: live nodes that have not reported that they use it. For
+    ``serves_s`` more seconds they may serve by the former state; 0: they serve no client until they
+    use the change.
     """
 
     version: int
@@ -47,8 +48,8 @@ async def in_force(
     wait_s: float,
     what: str,
 ) -> ChangeBarrier:
-    """Wait until no node serves by what was before ``version``, which is applied here; for
-    ``wait_s`` at most. ``what`` is what has changed, for the log.
+    """Wait until no node serves by a state before ``version``, which is applied here; at most
+    ``wait_s``. ``what`` names the change, for the log.
     """
     clock = term.clock
     applied_at = clock()

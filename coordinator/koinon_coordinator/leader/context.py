@@ -1,5 +1,5 @@
-"""The context of one term: the state, the clock, proposals, and tasks that end with the term. All
-parts of a leadership share it.
+"""The context of one term, shared by all parts of a leadership: the state, the clock, proposals,
+and tasks that end with the term.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from koinon_proto.process.clock import boottime
 log = logging.getLogger(__name__)
 
 NEVER_APPENDED = (NotLeaderError, ResourceExhaustedError, UnavailableError, InvalidArgumentError)
-"""``propose`` raises one of these for a command that is in no member's log and never will be."""
+"""The errors of ``propose`` for a command that is in no member's log and never will be."""
 T = TypeVar("T")
 C = TypeVar("C", bound=Command)
 
@@ -44,8 +44,8 @@ class Group(Protocol):
 
 
 class LeaderContext:
-    """One term's leader, as its parts see it. ``is_open`` from the time that there is a cluster
-    until the term ends.
+    """One term's leader, for its parts. ``is_open`` from the creation of the cluster to the end of
+    the term.
     """
 
     def __init__(
@@ -63,17 +63,18 @@ class LeaderContext:
         self.clock = clock
         self.random = random
         self.began_at = clock()  # monotonic seconds
-        self.is_open = False  # set by Leadership.run, ended by ``end``
+        self.is_open = False  # set by Leadership.run, cleared by ``end``
         self._computing = asyncio.Lock()  # one computation in a thread at a time
-        self._in_turn = asyncio.Lock()  # see ``decided``
-        self._tasks: set[asyncio.Task[Any]] = set()  # under way; cancelled with the term
+        self._in_turn = asyncio.Lock()  # serializes ``decided``
+        self._tasks: set[asyncio.Task[Any]] = set()  # unfinished; cancelled with the term
 
     @property
     def state(self) -> ClusterState:
         return self.replicated.state
 
     def check_cluster(self, cluster_id: str) -> ClusterConfig:
-        """Return the configuration; refuse another cluster's caller, or everyone before it.
+        """Return the configuration; refuse callers of another cluster, and all before the cluster
+        exists.
 
         Raises:
             NotLeaderError, WrongClusterError.
@@ -85,7 +86,7 @@ class LeaderContext:
         return config
 
     async def caught_up(self) -> None:
-        """Return once everything that was committed before this call is applied here: what the
+        """Return once every command committed before this call is applied here: a thing that the
         state lacks then was never committed.
 
         Raises:
@@ -99,24 +100,24 @@ class LeaderContext:
             raise self.not_leader()
 
     async def propose(self, command: Command) -> Result:
-        """Return the command's result, once applied here.
+        """Propose a command; return its result once it is applied here.
 
         Raises:
-            NEVER_APPENDED: it is in no member's log.
-            UnknownFateError: it may be applied, by this leader or a later one.
+            NEVER_APPENDED: the command is in no member's log.
+            UnknownFateError: the command may be applied, by this leader or a later one.
         """
         return cast(Result, await self.group.propose(command_to_bytes(command)))
 
     async def committed(self, command: Command) -> Result:
-        """As ``propose``, in a task of the term: a caller who gives up leaves nothing half-done.
-        All that it raises has a wire form.
+        """Propose a command in a task of the term, so that a cancelled caller leaves nothing
+        half-done. All its errors have a wire form.
         """
         return await self._shielded(self.propose(command))
 
     async def decided(self, decide: Callable[[], C]) -> tuple[C, Result]:
-        """As ``committed``, of a command that replaces what it was decided upon: from the decision
-        until it is applied no other such command is decided, or it would undo what the other did.
-        Return the command too.
+        """Decide on and commit a command that replaces a value of the state. These commands run one
+        at a time, from the decision to the application: otherwise a command could undo another
+        one's change. Return the command, too.
         """
 
         async def decide_and_propose() -> tuple[C, Result]:
@@ -138,10 +139,10 @@ class LeaderContext:
             raise
 
     async def outcome(self, task: asyncio.Task[T]) -> T:
-        """Wait for work of this term; the caller may give up, the work goes on.
+        """Wait for work of this term. A cancelled caller does not cancel the work.
 
         Raises:
-            NotLeaderError: the term ended first; whether the work took effect is not known.
+            NotLeaderError: the term ended first; it is unknown whether the work took effect.
         """
         try:
             return await asyncio.shield(task)
@@ -153,15 +154,15 @@ class LeaderContext:
             raise
 
     async def computed(self, work: Callable[[], T]) -> T:
-        """Return the result of work that may take longer than a leader may be silent: it runs in a
-        thread, one at a time, and must read nothing that changes meanwhile.
+        """Run work in a thread that may take longer than a leader may be silent, one at a time;
+        return its result. It must not read anything that changes meanwhile.
         """
 
         async def compute() -> T:
             async with self._computing:
                 return await asyncio.to_thread(work)
 
-        return await asyncio.shield(self.spawn(compute()))  # a thread goes on without its caller
+        return await asyncio.shield(self.spawn(compute()))  # a thread cannot be cancelled
 
     def not_leader(self) -> NotLeaderError:
         return NotLeaderError(leader_id="", leader_address="", term=self.number)
@@ -179,7 +180,7 @@ class LeaderContext:
         return task
 
     async def end(self) -> None:
-        """Close the term and end its tasks."""
+        """Close the term and cancel its tasks."""
         self.is_open = False
         for task in self._tasks:
             task.cancel()

@@ -1,5 +1,5 @@
-"""Creates, alters and drops keyspaces while this coordinator leads, and forgets those that are
-erased everywhere. A change is answered when it is in force (``change_barrier``).
+"""Creates, alters and drops keyspaces while this coordinator leads, and forgets dropped keyspaces
+that all nodes have erased. A change is answered once it is in force (``change_barrier``).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from koinon_proto.contract.table import NodeNumber
 
 log = logging.getLogger(__name__)
 
-CREATE_ATTEMPTS_MAX = 4  # while nodes come and go, and others create keyspaces
+CREATE_ATTEMPTS_MAX = 4  # while nodes change and other keyspaces are created
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyspaceMade:
-    """A keyspace as it is after a change, and how far that is in force."""
+    """A keyspace after a change, and whether the change is in force."""
 
     keyspace: Keyspace
     in_force: ChangeBarrier
@@ -64,7 +64,7 @@ class KeyspaceChanges:
         self._is_forgetting = False  # whether ForgetKeyspace is proposed
 
     async def create(self, wanted: Keyspace, wait_s: float) -> KeyspaceMade:
-        """Create a keyspace; one that is there already, and is as wanted, is answered alike.
+        """Create a keyspace. An existing keyspace with the wanted settings is returned likewise.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError, ConfigurationError, KeyspaceChangeError.
@@ -79,7 +79,7 @@ class KeyspaceChanges:
         return await self._made(decided, wait_s)
 
     async def alter(self, name: str, change: Alteration, wait_s: float) -> KeyspaceMade:
-        """Alter what is given.
+        """Change the given settings.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError, UnknownKeyspaceError.
@@ -91,7 +91,7 @@ class KeyspaceChanges:
         return await self._done(*decided, wait_s, "altered")
 
     async def drop(self, name: str, keyspace_id: int, wait_s: float) -> KeyspaceMade:
-        """Drop a keyspace with all of its records.
+        """Drop a keyspace with all its records.
 
         Raises:
             ClusterNotReadyError, UnknownKeyspaceError, KeyspaceChangeError.
@@ -101,7 +101,7 @@ class KeyspaceChanges:
         return await self._done(command, await self._term.committed(command), wait_s, "dropped")
 
     def tick(self) -> None:
-        """Forget a keyspace that is erased everywhere."""
+        """Forget a dropped keyspace that all nodes have erased."""
         state = self._term.state
         if self._is_forgetting or not state.bootstrapped or not state.keyspaces.dropping:
             return

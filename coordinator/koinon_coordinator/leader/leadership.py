@@ -1,12 +1,12 @@
-"""Leads: one ``Leadership`` for each term that this coordinator wins.
+"""The leader's work: one ``Leadership`` for each term that this coordinator wins.
 
-It decides on the replicated state and its own soft state (sessions, host commands, how far
-replicas have come), proposes, and answers when the commands have been applied. It ends with the
-term; nothing of it is kept, and the next leader begins by giving every node a full session.
+It decides by the replicated state and its own soft state (sessions, host commands, progress of
+replicas), proposes, and answers once the commands have been applied. It ends with the term; none of
+its soft state is kept, and the next leader begins by giving every node a full session.
 
-Its parts: ``members`` (registrations, heartbeats, fences, what primaries propose), ``mover`` (moves
-under way, re-replication), ``admin_requests`` (what operators ask), ``access`` (users, roles,
-tokens), ``keyspaces`` and ``loading`` (bulk loads).
+Its parts: ``members`` (registrations, heartbeats, fences, primaries' proposals), ``mover`` (moves,
+re-replication), ``admin_requests`` (operators' requests), ``access`` (users, roles, tokens),
+``keyspaces`` and ``loading`` (bulk loads).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_PAUSE_S = 0.1
 def warn_of_ignored(
     bootstrap: BootstrapConfig, timing: TimingConfig, cluster: ClusterConfig
 ) -> None:
-    """Log each setting of this coordinator that the cluster keeps otherwise."""
+    """Log each setting of this coordinator that differs from the cluster's."""
     for name, (ours, replicated) in bootstrap.differences(timing, cluster).items():
         log.warning(
             "setting ignored setting=%s given=%s in_force=%s why=%s",
@@ -45,12 +45,12 @@ def warn_of_ignored(
 
 
 class Leadership:
-    """One term's leader. ``run`` until the term ends; everything else meanwhile."""
+    """The leadership of one term. Run ``run`` until the term ends."""
 
     def __init__(
         self, term: LeaderContext, bootstrap: BootstrapConfig, timing: TimingConfig
     ) -> None:
-        """Begin the term, whose no-op has been applied here: all earlier commands have been too.
+        """Begin the term. Its no-op has been applied here, hence all earlier commands.
 
         Raises:
             ConfigurationError: ``timing`` contradicts the replicated times.

@@ -1,10 +1,9 @@
-"""Bulk loads, while this coordinator leads: requests of jobs, nodes and operators, and the end of
-loads that no job is at work on any more.
+"""Bulk loads while this coordinator leads: requests of jobs, nodes and operators, and the abort of
+loads whose jobs are gone.
 
-What is asked is decided in ``core/decide/load_requests.py``, on a state that has caught up with all
-that was committed before: so a load that is not there was never opened, by no leader. A command
-that is refused when it is applied, because another one came first, becomes the same typed error as
-if it had been refused before.
+``core/decide/load_requests.py`` decides on the requests, by a state that has all earlier commits: a
+load that it lacks was never opened. A command that is rejected when it is applied, because another
+one came first, becomes the same typed error as a refusal before.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from koinon_proto.contract.errors import KoinonError, UnknownFateError
 log = logging.getLogger(__name__)
 
 MayUse = Callable[[Load], None]
-"""Is called with a load; raises where the caller may not use it."""
+"""Is called with a load; raises if the caller may not use it."""
 
 
 def anybody(_load: Load) -> None:
-    """Let every caller use the load, as without users."""
+    """Allow every caller to use the load, for clusters without users."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadView:
-    """A load, how much has been staged or committed, and for how long it was not touched (0
+    """A load, its staged or committed rows and bytes, and the time since it was last touched (0
     unless it is open).
     """
 
@@ -77,11 +76,11 @@ class Loading:
     # --- what jobs ask ------------------------------------------------------------------------
 
     async def open(self, wish: LoadWish, cluster_id: str, may_use: MayUse = anybody) -> LoadOutcome:
-        """Open a load, or return the one that there is.
+        """Open a load, or return the existing one.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError.
-            PermissionDeniedError: there is one, and ``may_use`` refuses it.
+            PermissionDeniedError: the load exists, and ``may_use`` refuses it.
         """
         await self._caught_up(cluster_id)
         outcome = await self._done(decide_open(self._term.state, wish))
@@ -91,7 +90,7 @@ class Loading:
         return outcome
 
     async def check(self, wish: LoadWish, cluster_id: str) -> None:
-        """Raise what ``open`` would, and open nothing."""
+        """Raise the errors of ``open``, without opening a load."""
         await self._caught_up(cluster_id)
         decide_open(self._term.state, wish)
 
@@ -105,10 +104,10 @@ class Loading:
         rows: int,
         size_bytes: int,
     ) -> LoadState:
-        """Note that a job is at work on an open load.
+        """Note that a job works on an open load.
 
         Raises:
-            LoadClosedError: it is not open.
+            LoadClosedError: the load is not open.
             PermissionDeniedError: as ``may_use`` says.
         """
         self._term.check_cluster(cluster_id)
@@ -149,7 +148,7 @@ class Loading:
     async def abort(
         self, load_id: int, reason: str, cluster_id: str, may_use: MayUse = anybody
     ) -> LoadState:
-        """End a load without a trace.
+        """Abort a load: its rows become no records.
 
         Raises:
             ClusterNotReadyError, LoadClosedError.
@@ -164,8 +163,8 @@ class Loading:
         return outcome.state
 
     async def empty(self, wish: LoadWish, cluster_id: str) -> LoadOutcome:
-        """Open the overwriting load that is wished for and commit it without a row. May be repeated
-        with the same job_id.
+        """Open an overwriting load and commit it without rows. May be repeated with the same
+        job_id.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError, PartitionOfflineError, UnknownKeyspaceError:
@@ -179,21 +178,21 @@ class Loading:
         try:
             return await self._done(decide_commit(self._term.state, command))
         except KoinonError as error:
-            if not error.maybe_applied:  # else the caller asks again
-                with contextlib.suppress(KoinonError):  # it ends by its timeout
+            if not error.maybe_applied:  # otherwise the caller asks again
+                with contextlib.suppress(KoinonError):  # the load ends by its timeout
                     await self._done(decide_abort(self._term.state, outcome.load_id, str(error)))
             raise
 
     async def views(self, load_id: int, cluster_id: str) -> list[LoadView]:
-        """Return the load, or (0) all that are known, by id."""
+        """Return the load, or with 0 all known loads, by id."""
         await self._caught_up(cluster_id)
         now = self._term.clock()
         loads = self._term.state.loads
         return [self._view(load, now) for load in loads if load_id in (0, load.load_id)]
 
     def staged(self) -> tuple[int, int]:
-        """Return the rows and bytes of all loads that are open or being merged, as far as this
-        leader has heard.
+        """Return the rows and bytes of all loads that are open or merging, by reports to this
+        leader.
         """
         views = [self._view(load, 0.0) for load in self._term.state.loads.active.values()]
         return sum(view.rows for view in views), sum(view.bytes for view in views)
@@ -211,7 +210,7 @@ class Loading:
         """Return a load that is being merged.
 
         Raises:
-            LoadClosedError: it is not.
+            LoadClosedError: the load is not being merged.
         """
         await self._caught_up(cluster_id)
         return load_in(self._term.state, load_id, LoadState.MERGING)
@@ -233,17 +232,17 @@ class Loading:
             log.info("load merged load=%d", load_id)
         return outcome.state
 
-    # --- loads that are left alone ------------------------------------------------------------
+    # --- idle loads ---------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Abort the open loads that were not touched for their time."""
+        """Abort the open loads that were not touched within their timeout."""
         active = self._term.state.loads.active
         for load in self._activity.tick(now, active, pause_s=self._pause_s):
             self._activity.hold(load.load_id)
             self._term.spawn(self._expire(load))
 
     async def _expire(self, load: Load) -> None:
-        """Propose once, and hold the load until the fate is known."""
+        """Propose the abort once, and hold the load until the proposal's fate is known."""
         reason = (
             f"nobody touched it for {load.timeout_ms / 1000:g} s: the job is gone, or it must "
             "touch its load more often, or open it with a longer timeout"
@@ -275,7 +274,7 @@ class Loading:
         await self._term.caught_up()
 
     async def _done(self, decision: Decision) -> LoadOutcome:
-        """Commit the command, if there is something to commit; raise if it is refused."""
+        """Commit the decision, if it is a command; raise if it is rejected."""
         if isinstance(decision, LoadOutcome):
             return decision
         result = await self._term.committed(decision)

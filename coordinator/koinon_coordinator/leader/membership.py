@@ -1,13 +1,13 @@
-"""Nodes join, stay and are fenced: the part of a leadership that answers registrations, heartbeats
-and what primaries propose for their rows.
+"""The leader's part for nodes: registrations, heartbeats, fences, and primaries' proposals for
+rows.
 
 The fate of a registration
 --------------------------
-A proposal whose leader loses its place may or may not be committed later. The node is then told
-to look for the leader, and sends the same ``registration_id`` again: if the first one was applied,
-the second finds its epoch made by that id and unconfirmed, and answers the same epoch; if it was
-not, it is applied now. Both may be in the log: the second is then a copy. A copy that is applied
-only after the node began to use the epoch carries an epoch that is over by then, and is rejected.
+A proposal whose leader is deposed may or may not be committed later. The node is then told to find
+the leader, and sends the same ``registration_id`` again. If the first proposal was applied, the
+second finds an unconfirmed epoch with that id, and the answer is the same epoch; otherwise the
+second is applied now. If both are in the log, the second is a copy. A copy that is applied after
+the node began to use the epoch names an outdated epoch, and is rejected.
 
 The first heartbeat of an epoch is acknowledged only when ``ConfirmRegistration`` has been applied,
 so no lease, hence no acknowledged write, exists under an unconfirmed epoch.
@@ -71,9 +71,9 @@ REGISTER_ATTEMPTS_MAX = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """The report of a node in one heartbeat. ``progress``: of replicas that are not in sync.
-    ``sizes``: None where they were not counted anew. ``access_version`` and ``table_version``: by
-    which the node goes. ``erased``: ids of dropped keyspaces of which the node holds nothing.
+    """A node's report in a heartbeat. ``progress``: of replicas that are not in sync. ``sizes``:
+    None if they are not reported now. ``access_version`` and ``table_version``: the versions that
+    the node uses. ``erased``: ids of dropped keyspaces without data on the node.
     """
 
     stats: NodeStats = field(default_factory=NodeStats)
@@ -87,9 +87,9 @@ class NodeReport:
 
 @dataclass(kw_only=True, slots=True)
 class Said:
-    """The facts that one epoch of a node has said in heartbeats, which may come out of order: the
-    newest versions that it goes by, and the dropped keyspaces of which it holds nothing. A node
-    that holds nothing of such a keyspace gets nothing of it again.
+    """The facts that one epoch of a node has reported in heartbeats, which may come out of order:
+    the newest versions that it uses, and the dropped keyspaces without data on it. Such a node
+    never gets data of that keyspace again.
     """
 
     node_epoch: int
@@ -99,28 +99,30 @@ class Said:
 
 
 class Members:
-    """The nodes, as one term's leader knows them: sessions, host commands, statistics."""
+    """The nodes by one term's leader: sessions, host commands, statistics."""
 
     def __init__(self, term: LeaderContext, timing: TimingConfig, mover: Mover) -> None:
         self._term = term
         self._mover = mover
         self._times = timing.session_times()
-        self.stats: dict[NodeNumber, NodeStats] = {}  # as each node's last heartbeat said
-        self.fences = 0  # of silent nodes, in this term
-        self.old_stores = 0  # that nodes registered with, in this term
+        self.stats: dict[NodeNumber, NodeStats] = {}  # of each node's last heartbeat
+        self.fences = 0  # number of silent nodes fenced in this term
+        self.old_stores = 0  # number of old copies of stores registered in this term
         self.sessions = Sessions(
             self._times,
             term.began_at,
             live=[(r.info.number, r.confirmed) for r in term.state.live_nodes],
         )
         self._hosting = HostCommands(timing.hosting_times(), term.random)
-        # By (node, epoch): the proposal that confirms it, while that is under way.
+        # By (node, epoch): the proposal that confirms the epoch, while it is under way.
         self._confirming: dict[tuple[NodeNumber, int], asyncio.Task[None]] = {}
         self._assigning = False  # whether AssignPartitions is proposed
-        self._said: dict[NodeNumber, Said] = {}  # by each node's process of the newest epoch
+        self._said: dict[NodeNumber, Said] = {}  # reports of each node's newest epoch
 
     def tick(self, now: float) -> None:
-        """Fence who was silent for too long; assign the partitions once there are nodes enough."""
+        """Fence nodes that were silent for too long; assign the partitions once there are enough
+        nodes.
+        """
         for number in self.sessions.tick(now, quorum=self._may_acknowledge()):
             record = self._term.state.node(number)
             if record is None or not record.live:
@@ -132,13 +134,16 @@ class Members:
             self._maybe_assign(now)
 
     def _may_acknowledge(self) -> bool:
-        """Return whether a quorum has answered this leader lately, so that none but it leads."""
+        """Return whether a quorum has answered this leader recently, so that no other member
+        leads.
+        """
         contact_at = self._term.group.quorum_contact_at()
         return may_acknowledge(self._term.clock(), contact_at, self._times)
 
     async def _fence(self, record: NodeRecord, *, left: bool = False) -> None:
-        """Propose once, and hold the session until the fate is known. If it never is, the term is
-        over, and so is this session. ``left``: the node has asked for it.
+        """Propose the fence once, and hold the session until its fate is known. If the fate stays
+        unknown, the term is over, and so is the session. ``left``: the node has asked for the
+        fence.
         """
         number, epoch = record.info.number, record.info.node_epoch
         try:
@@ -148,7 +153,7 @@ class Members:
             return
         now = self._term.state.node(number)
         if now is not None and now.live and now.info.node_epoch != epoch:
-            return  # it has registered meanwhile: the session is the new epoch's
+            return  # the node registered meanwhile: the session belongs to the new epoch
         self.sessions.close(number)
         self._hosting.forget(number)
         if isinstance(result, Applied) and left:
@@ -181,10 +186,11 @@ class Members:
     # --- registration -------------------------------------------------------------------------
 
     async def register(self, request: Registration, cluster_id: str) -> Registered:
-        """Register the node; see the module's text on retries.
+        """Register the node; the module's docstring explains retries.
 
         Raises:
-            NotLeaderError: this term is over, or the proposal's fate is unknown: ask the leader,
+            NotLeaderError: this term is over, or the proposal's fate is unknown: retry at the
+            leader
                 with the same registration_id.
             WrongClusterError, DuplicateNodeError, RegistrationPendingError, InvalidArgumentError,
             MembershipChangeError, ResourceExhaustedError: see their classes.
@@ -201,8 +207,8 @@ class Members:
         raise RegistrationPendingError(node_id=request.node_id, retry_after_ms=HELD_RETRY_MS)
 
     async def _commit_registration(self, command: RegisterNode) -> Result:
-        """Propose; while it is under way, no heartbeat of the old epoch is acknowledged. Runs in a
-        task of the term, so that a caller who gives up leaves nothing half-done.
+        """Propose the registration. Meanwhile no heartbeat of the old epoch is acknowledged. Runs
+        in a task of the term, so that a cancelled caller leaves nothing half-done.
         """
         known = self._term.state.node_by_id(command.node_id)
         number = known.info.number if known is not None else NO_NODE
@@ -262,11 +268,11 @@ class Members:
     async def heartbeat(
         self, sender: Sender, report: NodeReport, received_at: float
     ) -> list[HostedPartition]:
-        """Acknowledge the heartbeat: the node's lease is extended from when it sent it. Return the
-        host commands that are due. ``received_at`` is in monotonic seconds.
+        """Acknowledge a heartbeat: the node's lease is extended from the time of sending. Return
+        the host commands that are due. ``received_at`` is in monotonic seconds.
 
         Raises:
-            NotLeaderError: not the leader, or cut off from its quorum.
+            NotLeaderError: this coordinator does not lead, or is isolated from its quorum.
             UnknownNodeError, NodeFencedError: the node must register.
             WrongClusterError: the node belongs elsewhere.
         """
@@ -299,8 +305,8 @@ class Members:
         return self._hosting.due(number, term.state.assigned_to(number), now)
 
     def _note_stats(self, number: NodeNumber, report: NodeReport) -> None:
-        """Keep the node's statistics, and its use of store and disk. Sizes of partitions come
-        seldom: the last ones hold until they come again.
+        """Keep the node's statistics, and the use of its store and disk. Sizes of partitions come
+        seldom: the last ones are kept until the next.
         """
         stats = self.stats[number] = report.stats
         before = self._mover.uses.get(number, NodeUse())
@@ -331,14 +337,14 @@ class Members:
             said.erased = (said.erased | set(report.erased)) & dropping
 
     def _heard(self, number: NodeNumber) -> Said | None:
-        """Return what the node has said in its current epoch."""
+        """Return the reports of the node's current epoch, or None."""
         record, said = self._term.state.node(number), self._said.get(number)
         is_current = record and said and said.node_epoch == record.info.node_epoch
         return said if is_current else None
 
     def behind_in_access(self, version: int) -> list[NodeId]:
-        """Return the live nodes that have not said that they go by this version of access. Others
-        hold no lease: they have given it up, or were fenced after it had ended.
+        """Return the live nodes that have not reported that they use this version of access. Other
+        nodes hold no lease: they have given it up, or were fenced after its end.
         """
         return [
             record.info.node_id
@@ -347,7 +353,7 @@ class Members:
         ]
 
     def behind_in_table(self, version: int) -> list[NodeId]:
-        """As ``behind_in_access``, of the table."""
+        """Return the live nodes that have not reported that they use this version of the table."""
         return [
             record.info.node_id
             for record in self._term.state.live_nodes
@@ -355,15 +361,15 @@ class Members:
         ]
 
     def has_erased(self, number: NodeNumber, keyspace_id: int) -> bool:
-        """Return whether the node's process has said that it holds nothing of the keyspace."""
+        """Return whether the node's process has reported that it holds none of the keyspace."""
         said = self._heard(number)
         return said is not None and keyspace_id in said.erased
 
     async def leave(self, sender: Sender) -> None:
-        """Fence a node that says that it stops, and has given up its lease.
+        """Fence a node that stops and has given up its lease.
 
         Raises:
-            NotLeaderError: this term is over, or the fence's fate is unknown: ask the leader.
+            NotLeaderError: this term is over, or the fence's fate is unknown: retry at the leader.
             UnknownNodeError, NodeFencedError: there is nothing to fence.
             WrongClusterError: the node belongs elsewhere.
         """
@@ -371,14 +377,14 @@ class Members:
         term.check_cluster(sender.cluster_id)
         record = check_sender(term.state, sender)
         if self.sessions.is_held(record.info.number):
-            raise term.not_leader()  # what is proposed already ends this epoch: ask again
+            raise term.not_leader()  # a proposal under way already ends this epoch: retry
         self.sessions.hold(record.info.number)
         await term.outcome(term.spawn(self._fence(record, left=True)))
         if term.state.node(record.info.number) is record:
             raise term.not_leader()
 
     async def _confirmed(self, record: NodeRecord) -> None:
-        """Wait until the epoch is confirmed; one proposal however many heartbeats wait for it."""
+        """Wait until the epoch is confirmed, by one proposal for all waiting heartbeats."""
         key = (record.info.number, record.info.node_epoch)
         task = self._confirming.get(key)
         if task is None:
@@ -393,7 +399,7 @@ class Members:
     def _record_hosted(
         self, record: NodeRecord, hosted: Sequence[HostedPartition], now: float
     ) -> None:
-        """Propose what is new, at once: a partition that was failed over is served only then."""
+        """Propose new acknowledgements at once: a failed-over partition is served only then."""
         new = decide_hosted(self._term.state, record, hosted)
         if new:
             self._hosting.acknowledged(record.info.number, new, now)
@@ -405,7 +411,9 @@ class Members:
             self._term.spawn(self._report_hosted(command))
 
     async def _report_hosted(self, command: PartitionsHosted) -> None:
-        """Record that the node serves these. What fails is sent to the node again."""
+        """Record that the node serves these partitions. If that fails, the commands are sent to the
+        node again.
+        """
         number = command.node_number
         try:
             result = await self._term.propose(command)
@@ -421,21 +429,21 @@ class Members:
             else:
                 log.info("partitions online node=%s partitions=%d", name, result.rows_changed)
 
-    # --- what primaries propose ---------------------------------------------------------------
+    # --- primaries' proposals -----------------------------------------------------------------
 
     async def alter_partitions(
         self, sender: Sender, changes: Sequence[PartitionChange]
     ) -> tuple[PartitionId, ...]:
-        """Commit what a primary wants changed in the rows that it leads; return the partitions
-        that are left alone. One command, at once: each row is a compare-and-set of its own, so
-        nothing has to be waited for, however many are under way.
-        Nothing is handed over to a node that says that its disk hangs.
+        """Commit a primary's proposals for its rows; return the partitions that were not changed.
+        They are one command, proposed at once: each row is a compare-and-set by itself, so
+        proposals need not wait for others under way. Partitions are not handed over to a node that
+        reports a hanging disk.
 
         Raises:
             NotLeaderError, ResourceExhaustedError, UnavailableError: nothing was changed.
             UnknownNodeError, NodeFencedError: the node must register; nothing was changed.
             WrongClusterError, InvalidArgumentError: nothing was changed.
-            UnknownFateError: it may have been changed, or may be later.
+            UnknownFateError: the changes may be committed, now or later.
         """
         self._term.check_cluster(sender.cluster_id)
         record = check_sender(self._term.state, sender)
@@ -453,12 +461,12 @@ class Members:
         result = await self._term.committed(command)
         if isinstance(result, Applied):
             return (*refused, *result.rejected)
-        check_sender(self._term.state, sender)  # raises if the epoch is over
+        check_sender(self._term.state, sender)  # raises if the epoch has ended
         return (*refused, *(change.partition_id for change in changes))
 
     def _hanging(self) -> frozenset[NodeNumber]:
-        """Return the nodes that said last that their disks have not answered for long: as long as
-        that of a node that gives up what it leads has not, or nearly, where they share one.
+        """Return the nodes whose last report shows a disk that has not answered for long: about as
+        long as the disk of a node that gives up its partitions, in case they share the disk.
         """
         hangs_ms = self._times.session_timeout_s * 1000 / 3
         return frozenset(n for n, stats in self.stats.items() if stats.commit_out_ms > hangs_ms)

@@ -1,10 +1,9 @@
-"""Moves, while this coordinator leads: starts, finishes and turns back what the state holds, and
-replaces nodes that stay away.
+"""Starts, finishes and turns back moves while this coordinator leads, and replaces absent nodes.
 
-It looks whenever something was applied, and once a second while a node is fenced; what it does then
-is decided in ``move_scheduler.py`` and ``plan_requests.py`` of ``core/decide``. It has one
-proposal under way at most, and each carries all that is due. Nothing of it has to survive: the next
-leader finds in the state what is left to do, and counts anew how long a node has been away.
+It checks the moves whenever a command was applied, and once a second while a node is fenced;
+``move_scheduler.py`` and ``plan_requests.py`` of ``core/decide`` decide. It has at most one
+proposal under way, and each carries all moves that are due. Its memory need not survive: the next
+leader finds the remaining work in the state, and counts absences from its own beginning.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 ROOM_RETRY_S = 10.0
-"""Between plans of a repair for which there was no room: nothing is committed when room is made."""
+"""Seconds between plans of a repair without room: no commit tells that room became free."""
 RETRY_PAUSE_S = 0.1
 BATCH_PAUSE_S = 0.15
-"""Every table that moves make costs each node and client about the same, however many rows it
-changes: with many moves under way most are one row's, unless some are waited for.
+"""Seconds to gather changes: a new table costs each node and client about the same, however many
+rows it changes, and without a pause most tables would change one row.
 """
 FAILURE_PAUSE_S = 5.0
 
@@ -57,23 +56,23 @@ class Mover:
 
     def __init__(self, term: LeaderContext, *, pause_s: float) -> None:
         self._term = term
-        self._pause_s = pause_s  # ticks further apart than this: the leader was paused
+        self._pause_s = pause_s  # ticks further apart mean that the leader was paused
         self.batch_pause_s = BATCH_PAUSE_S  # tests set it
         self._fences = Fences(term.began_at)
         self._fences.observe(term.state, term.began_at)
-        self._looked_at = term.began_at  # monotonic seconds
-        self._wake: asyncio.Event | None = None  # makes ``run`` look; None before it runs
-        self._refused: tuple[Command, int] | None = None  # without effect at this table version
-        self._tried: RepairTask | None = None  # after which there was nothing left to plan
-        self._try_again_at = math.inf  # monotonic seconds: when ``_tried`` is forgotten
-        self._waits_for_room = False  # whether a move did at the last look
-        self._plans: dict[str, tuple[int, float]] = {}  # under way: how many moves, since when
-        self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}  # as nodes said last
-        self.uses: dict[NodeNumber, NodeUse] = {}  # of nodes that were heard in this term
-        self.pace = Pace(term.began_at)  # bytes a second, of all these replicas
+        self._looked_at = term.began_at  # time of the last periodic check, monotonic seconds
+        self._wake: asyncio.Event | None = None  # wakes ``run``; None before it runs
+        self._refused: tuple[Command, int] | None = None  # rejected at this table version
+        self._tried: RepairTask | None = None  # the last planned repair: do not plan it again
+        self._try_again_at = math.inf  # when ``_tried`` is forgotten, monotonic seconds
+        self._waits_for_room = False  # whether a move waited for room at the last check
+        self._plans: dict[str, tuple[int, float]] = {}  # plan under way -> (moves, begin)
+        self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}  # nodes' last reports
+        self.uses: dict[NodeNumber, NodeUse] = {}  # of nodes that reported in this term
+        self.pace = Pace(term.began_at)  # bytes per second, over all these replicas
 
     def note_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
-        """Keep what a node said last of its replicas that are not in sync."""
+        """Keep a node's last report of its replicas that are not in sync."""
         before = self.progress.get(number, {})
         self.pace.add(received_since(before, progress), self._term.clock())
         if progress:
@@ -82,19 +81,19 @@ class Mover:
             self.progress.pop(number, None)
 
     def note_use(self, number: NodeNumber, use: NodeUse) -> None:
-        """Keep what a node said last of its store and its disk."""
+        """Keep a node's last report of its store and disk."""
         is_first = number not in self.uses
         self.uses[number] = use
         if is_first and self._wake is not None:
-            self._wake.set()  # moves to it waited for this
+            self._wake.set()  # moves to the node waited for its first report
 
     def room(self) -> Room:
-        """Return the room that nodes have for replicas, as far as they have said."""
+        """Return the nodes' room for replicas, by their reports."""
         return Room(self._term.state, self.uses, self.progress)
 
     def tick(self, now: float) -> None:
-        """Count time; look at the moves if a node has been away for long enough to matter, or some
-        wait for room. What a node that is down said of its replicas counts no longer.
+        """Count time; check the moves if a node has been absent long enough to matter, or moves
+        wait for room. Progress reports of nodes that are down are dropped.
         """
         self._fences.tick(now, pause_s=self._pause_s)
         for number in self.progress.keys() - self._term.state.live_numbers:
@@ -110,7 +109,7 @@ class Mover:
             while True:
                 await wake.wait()
                 wake.clear()
-                await asyncio.sleep(0)  # those who wait for the table itself go first
+                await asyncio.sleep(0)  # waiters for the table run first
                 self._log_ended_plans()
                 try:
                     await self._advance_moves()
@@ -124,7 +123,7 @@ class Mover:
                     wake.set()
 
     def _log_ended_plans(self) -> None:
-        """Log which plans have ended since the last look."""
+        """Log the plans that have ended since the last check."""
         now, moves = self._term.clock(), self._term.state.moves
         left = {move.plan_id: move.plan_moves for move in moves.values()}
         for plan_id in [p for p in self._plans if p not in left]:
@@ -134,8 +133,8 @@ class Mover:
             self._plans.setdefault(plan_id, (count, now))
 
     async def _advance_moves(self) -> None:
-        """Propose what is due, each kind of command once: what becomes due meanwhile, and what
-        others report, goes along in the next round.
+        """Propose the moves that are due, each type of command once. Moves that become due
+        meanwhile go with the next round.
         """
         if self._term.state.moves:
             await asyncio.sleep(self.batch_pause_s)
@@ -149,13 +148,15 @@ class Mover:
             if command is None:
                 break
             await self._propose(command)
-            proposed.add(type(command))  # refused or not: it keeps no other kind waiting
+            proposed.add(type(command))  # refused or not: other types go on
         self._waits_for_room = bool(short_of_room(self._term.state, self.room()))
         lost = {number for number, seconds in fenced_s.items() if seconds >= after_s > 0}
         await self._repair(lost)
 
     async def _propose(self, command: Command) -> bool:
-        """Propose; return whether it had an effect. Else it is not repeated in the same state."""
+        """Propose; return whether the command had an effect. Otherwise it is not repeated in the
+        same state.
+        """
         version = self._term.state.table_version
         if self._refused == (command, version):
             return False
@@ -171,10 +172,10 @@ class Mover:
         self._refused = (command, version)
         return False
 
-    # --- nodes that stay away -----------------------------------------------------------------
+    # --- absent nodes -------------------------------------------------------------------------
 
     async def _repair(self, lost: set[NodeNumber]) -> None:
-        """Queue moves that replace these nodes, once for each state of affairs."""
+        """Queue moves that replace these nodes, once for each repair task."""
         task = repair_task(self._term.state, lost)
         now = self._term.clock()
         if now >= self._try_again_at:
@@ -184,7 +185,7 @@ class Mover:
         layouts = repair_layouts(self._term.state, task, self.room())
         plan = await self._term.computed(partial(repair, layouts, task))
         if repair_task(self._term.state, lost) != task:
-            return  # what changed meanwhile lets the mover look again
+            return  # the state changed meanwhile, which wakes the mover again
         nodes = names(self._term.state, sorted(lost))
         for refusal in plan.refusals:
             log.warning(

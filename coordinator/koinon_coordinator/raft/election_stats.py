@@ -1,7 +1,7 @@
-"""Counts the elections of the last minutes, so that an operator sees leadership that does not stay.
+"""Counts the elections of the last minutes, so that operators see unstable leadership.
 
-Pure: times are arguments, in seconds by a monotonic clock. Holds a bounded number of events; where
-there were more, the counts are too small, and far above what is worth a warning all the same.
+Pure: times are arguments, in seconds by a monotonic clock. It keeps a bounded number of events; if
+there were more, the counts are too small, but still far above the threshold of a warning.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _EVENTS_MAX = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecentElections:
-    """The elections that a member has seen in the last ``watched_s`` seconds: how often a leader
-    followed another (or itself, in a later term), and by how much the term has risen. ``quiet_s``:
-    since when there was neither.
+    """The elections that a member has seen in the last ``watched_s`` seconds: how often the leader
+    changed (or the same leader won a later term), and by how much the term has risen. ``quiet_s``:
+    seconds since the last of both.
     """
 
     leader_changes: int
@@ -27,23 +27,23 @@ class RecentElections:
 
 
 class ElectionHistory:
-    """The terms and leaders that one member has come to know since it started."""
+    """The terms and leaders that one member has seen since it started."""
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._leader: tuple[int, str] | None = None  # term and id of the last that was heard of
+        self._leader: tuple[int, str] | None = None  # term and id of the last known leader
         self._changes: deque[float] = deque(maxlen=_EVENTS_MAX)
-        # When each term began here, the oldest first. The first entry is from before the window,
-        # or the first term of all, from which the rise counts.
+        # When each term began here, the oldest first. The first entry is before the window, or the
+        # very first term: the rise counts from it.
         self._terms: deque[tuple[float, int]] = deque(maxlen=_EVENTS_MAX)
 
     def note(self, now: float, term: int, leader_id: str | None) -> None:
-        """Take the member's term and leader (None while it knows of none) as of now."""
+        """Note the member's term and leader (None: unknown) at this time."""
         if not self._terms or term > self._terms[-1][1]:
             self._terms.append((now, term))
         if leader_id is None or self._leader == (term, leader_id):
             return
-        if self._leader is not None:  # the first one that a member hears of may lead for long
+        if self._leader is not None:  # the first known leader may have led for long: no change
             self._changes.append(now)
         self._leader = term, leader_id
 

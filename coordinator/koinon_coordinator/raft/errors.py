@@ -1,7 +1,6 @@
 """The errors of a Raft member, beside `koinon_proto.contract.cluster_errors.NotLeaderError`.
 
-Two of them are the wire's own errors under the name that they have here, so that a service can
-pass them on as they are.
+Two of them are aliases of the wire's errors, so that services can pass them on.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ProposalUnknownError = UnknownFateError
 
 @dataclass(kw_only=True, eq=False)
 class MemberStoppedError(UnavailableError):
-    """The member is not running (any more); nothing was appended."""
+    """The member is not running (any more); nothing was appended to the log."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Raft as a pure state machine: see `raft` for the core, `ready` for what it puts out."""
+"""Raft as a pure state machine: `raft` has the core, `ready` its output."""
 
 from koinon_coordinator.core.raft.configuration import Configuration, ConfigurationFormatError
 from koinon_coordinator.core.raft.core_config import (

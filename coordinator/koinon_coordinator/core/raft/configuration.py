@@ -1,8 +1,8 @@
 """The group's configuration and its history: voters, learners and their addresses.
 
-A configuration travels whole in a log entry and counts from the moment it is appended, committed
-or not (Raft dissertation, section 4.1); when its entry is truncated, the one before it counts
-again. `ConfigurationHistory` keeps just as many as the log can still roll back to.
+A log entry has a whole configuration, which is in force from the moment it is appended, committed
+or not (Raft dissertation, section 4.1). When its entry is truncated, the former configuration is in
+force again. `ConfigurationHistory` keeps the configurations to which the log can still roll back.
 """
 
 import json
@@ -13,7 +13,7 @@ CONFIGURATION_FORMAT_VERSION = 1
 
 
 class ConfigurationFormatError(Exception):
-    """A stored or received configuration is of a format that this program does not know."""
+    """A stored or received configuration has an unknown format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Configuration:
 
     @property
     def quorum(self) -> int:
-        """The least number of voters that is a majority."""
+        """The number of voters in the smallest majority."""
         return len(self.voters) // 2 + 1
 
     @property
@@ -54,7 +54,7 @@ class Configuration:
         )
 
     def encode(self) -> bytes:
-        """Deterministic bytes, with the format's version in them."""
+        """Encode deterministically, with the format's version."""
         document = {
             "format_version": CONFIGURATION_FORMAT_VERSION,
             "voters": dict(self.voters),
@@ -64,7 +64,7 @@ class Configuration:
 
     @classmethod
     def decode(cls, encoded: bytes) -> "Configuration":
-        """The inverse of `encode`; raises ConfigurationFormatError for anything else."""
+        """Decode the bytes of `encode`; raise ConfigurationFormatError for other bytes."""
         try:
             document = json.loads(encoded)
             version = document["format_version"]
@@ -90,7 +90,7 @@ class ConfigurationHistory:
 
     @property
     def current_index(self) -> int:
-        """Return where the configuration in force was appended (or the base that it came with)."""
+        """Return the index at which the configuration in force was appended (or the base's)."""
         return self._versions[-1][0]
 
     def append(self, index: int, configuration: Configuration) -> None:
@@ -109,6 +109,6 @@ class ConfigurationHistory:
         return self._versions[0][1]
 
     def compact_to(self, index: int) -> None:
-        """Forget what is older than the configuration in force at `index`."""
+        """Drop the configurations older than the one in force at `index`."""
         while len(self._versions) > 1 and self._versions[1][0] <= index:
             self._versions.pop(0)

@@ -1,4 +1,4 @@
-"""The core's settings, and the answers that refuse an input."""
+"""The core's settings, and its refusals of inputs."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from koinon_proto.contract.errors import ConfigurationError
 
 
 class Refusal(Enum):
-    """The reason why the core did not take an input. Nothing was appended, nothing has changed."""
+    """The reason why the core refused an input. Nothing was appended or changed."""
 
     NOT_LEADER = "not the leader"
     TRANSFERRING = "handing leadership over"
@@ -29,43 +29,44 @@ class Refusal(Enum):
 
 
 TERM_MAX = (1 << 62) - 1
-"""The highest term that messages may carry (koinon_proto/v1/options.proto). Terms have to fit
-into 64 bits, and to go on from.
+"""The highest term in messages (koinon_proto/v1/options.proto). Terms must fit into 64 bits, with
+room for later terms.
 """
 TERM_JUMP_MAX = 1 << 32
-"""Of a message's term above the receiver's: more elections than a group can have held meanwhile."""
+"""The most by which a message's term may exceed the receiver's: more elections than are
+possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaftCoreConfig:
-    """Times, and a bound on everything that could grow. Refused if it contradicts itself."""
+    """Times, and bounds on everything that could grow. Contradictory values are refused."""
 
     member_id: str
     election_timeout_min_ms: int = 300
     election_timeout_max_ms: int = 600
     heartbeat_interval_ms: int = 75
     check_quorum_ms: int = 400
-    save_timeout_ms: int = 1500  # a disk that takes longer for one save counts as hanging
-    quiet_ms_max: int = 3000  # without an entry: then a leader appends one, to try all disks
-    leaderless_ms: int = 5000  # without a leader for so long: others than members are listened to
-    step_ms_max: int = 60  # from one look at the clock to the next no more counts as waiting
+    save_timeout_ms: int = 1500  # after it a disk that has not saved counts as hanging
+    quiet_ms_max: int = 3000  # without entries: then a leader appends a no-op, to test all disks
+    leaderless_ms: int = 5000  # without a leader: then messages of unknown senders count
+    step_ms_max: int = 60  # counted as waiting between two readings of the clock at most
     append_entries_max: int = 1024
     append_bytes_max: int = 1 << 20
     inflight_messages_max: int = 64
     inflight_bytes_max: int = 8 << 20
     uncommitted_entries_max: int = 16_384
     uncommitted_bytes_max: int = 32 << 20
-    apply_entries_max: int = 64  # in one output: between two of them a driver can do other work
+    apply_entries_max: int = 64  # in one output, so that the driver can do other work in between
     pending_reads_max: int = 16_384
     snapshot_chunk_bytes: int = 256 << 10
     snapshot_bytes_max: int = 1 << 30
-    retained_entries_max: int = 2000  # kept behind a snapshot for slightly late followers
+    retained_entries_max: int = 2000  # kept before a snapshot, for slightly late followers
     promote_lag_entries_max: int = 1000
 
     @property
     def step_down_s(self) -> float:
-        """For how long a leader that no quorum answers leads on (and takes nothing in): until the
-        others, if they do without it, have another one.
+        """Seconds for which a leader without a quorum's answers stays leader (and accepts no
+        input): until the others may have elected another one.
         """
         return max(self.check_quorum_ms, self.election_timeout_max_ms) / 1000
 

@@ -1,7 +1,7 @@
-"""A follower's work: take what the leader sends into the log, and say how far it agrees.
+"""A follower's work: append the leader's entries to the log, and answer how far the logs agree.
 
-The functions change the log in memory and say what to answer; the answers leave only once what
-they claim is durable, which is the core's business.
+The functions change the log in memory and return the answers. The core sends an answer only once
+the entries that it acknowledges are durable.
 """
 
 import zlib
@@ -20,7 +20,7 @@ def accept_append(log: RaftLog, request: AppendRequest, term: int) -> AppendRepl
     """Match, append, and follow the leader's commit index (Raft paper, figure 2)."""
     previous_index, entries = request.previous_index, request.entries
     if previous_index < log.commit_index:
-        # What is committed here is the leader's too: begin after it.
+        # The leader has every entry that is committed here: begin after them.
         entries = entries[log.commit_index - previous_index :]
         previous_index = log.commit_index
     elif log.term_at(previous_index) != request.previous_term:
@@ -49,34 +49,35 @@ def accept_append(log: RaftLog, request: AppendRequest, term: int) -> AppendRepl
 
 
 class SnapshotAssembly:
-    """The chunks of one snapshot, in order, until it is whole and its checksum is right.
+    """Assembles the chunks of one snapshot, in order, until it is complete and its checksum is
+    right.
 
-    Which snapshot it is does not depend on who sends it: a new leader that has the same one
-    carries on where the old one stopped.
+    The identity of a snapshot does not depend on its sender: a new leader with the same snapshot
+    continues where the old leader stopped.
     """
 
     def __init__(self, config: RaftCoreConfig) -> None:
         self._config = config
         # Index, term, size and checksum of the snapshot under way.
         self._identity: tuple[int, int, int, int] | None = None
-        self._fed_in_term = 0  # the term of the last chunk that was taken
+        self._fed_in_term = 0  # the term of the last accepted chunk
         self._received = bytearray()  # from offset 0 on, without gaps
 
     def accept(
         self, log: RaftLog, chunk: SnapshotChunk, term: int
     ) -> tuple[SnapshotReply, Snapshot | None]:
-        """The answer to one chunk, and the snapshot if that chunk completed it."""
+        """Return the answer to a chunk, and the snapshot if the chunk completed it."""
         if chunk.snapshot_index <= log.commit_index:
             return self._reply(chunk, term, match_index=log.commit_index), None
         if log.term_at(chunk.snapshot_index) == chunk.snapshot_term:
-            # The log holds all that the snapshot covers (figure 13, step 6).
+            # The log has all entries that the snapshot covers (figure 13, step 6).
             log.commit_to(chunk.snapshot_index)
             return self._reply(chunk, term, match_index=chunk.snapshot_index), None
         identity = (chunk.snapshot_index, chunk.snapshot_term, chunk.size_bytes, chunk.checksum)
         if identity != self._identity:
             superseded = self._identity is not None and chunk.snapshot_index < self._identity[0]
             if superseded and self._fed_in_term == term:
-                # A late chunk. (From a new leader it would be all that there is: take it.)
+                # A late chunk. (From a new leader it may be the first of its snapshot: accept it.)
                 return self._reply(chunk, term, next_offset=chunk.offset), None
             self._begin(identity)
         self._fed_in_term = term

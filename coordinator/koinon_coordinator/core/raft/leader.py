@@ -1,14 +1,14 @@
-"""A leader's work: replicate, count, read, install snapshots, hand over.
+"""A leader's work: replicates, commits, serves reads, sends snapshots, transfers leadership.
 
-A `Leader` lives as long as one term of leadership; what it knows of its followers dies with it.
-Inputs only change what it knows; `flush` then sends whatever that makes due, so that everything
-proposed between two flushes shares one message per follower and all reads share one round.
+A `Leader` lives for one term of leadership, and so does its knowledge of the followers. Inputs only
+change its state; `flush` then sends the messages that are due, so that all proposals between two
+flushes share one message per follower, and all reads share one round.
 
-Where nothing is proposed, an entry that says nothing is appended now and then: a disk that is dead
-or hangs, the leader's or a follower's, is noticed by writing only.
+Without proposals a no-op is appended now and then: only writing shows that a disk, the leader's or
+a follower's, is dead or hangs.
 
-Commitment (Raft paper, 5.4.2): only an entry of the leader's own term is committed by counting,
-and only durable copies count, the leader's own not excepted.
+Commitment (Raft paper, 5.4.2): only entries of the leader's own term are committed by counting, and
+only durable copies count, the leader's own included.
 """
 
 from bisect import bisect_right
@@ -39,7 +39,7 @@ from koinon_coordinator.core.raft.progress import (
 
 @dataclass(slots=True, kw_only=True)
 class LeadershipTransfer:
-    """Leadership on its way to `to`; proposals are refused until `deadline`."""
+    """A transfer of leadership to `to`; proposals are refused until `deadline`."""
 
     to: str
     deadline: float
@@ -71,26 +71,26 @@ class Leader:
         self._id = config.member_id
         self._term = term
         self._log = log
-        self._outbox = outbox  # the core's: these need a durable term and vote
+        self._outbox = outbox  # the core's messages that need a durable term and vote
         self._rounds = QuorumRounds()
-        self._elected_at = now  # monotonic seconds, as all times here
+        self._elected_at = now  # monotonic seconds, like all times here
         self._heartbeat_due_at = now
         self._new_reads: list[object] = []  # contexts that wait for the next round
-        self._open_reads: deque[ReadRound] = deque()  # rounds sent and not answered by a quorum
+        self._open_reads: deque[ReadRound] = deque()  # rounds without a quorum's answers yet
         self._open_read_count = 0
-        self._uncommitted_bytes = 0  # of own proposals, against the bound
+        self._uncommitted_bytes = 0  # of this leader's proposals; bounded
         self._finished_reads: list[tuple[int, object]] = []  # (index, context)
         self.transfer: LeadershipTransfer | None = None
         self.progress: dict[str, Progress] = {}
         self._log.append(term, EntryKind.NOOP, b"")
-        self._quiet_from = log.last_index, now  # the newest entry that was seen, and when first
+        self._quiet_from = log.last_index, now  # the newest entry, and when it was first seen
         self._follow_configuration(now)
 
-    # -- what it knows
+    # -- facts
 
     @property
     def quorum_contact_at(self) -> float | None:
-        """The time at which the newest round that a quorum has answered was sent; None before the
+        """The sending time of the newest round that a quorum has answered; None before the
         first.
         """
         return self._rounds.answered_sent_at
@@ -103,9 +103,9 @@ class Leader:
         return now - last_contact <= self._config.check_quorum_ms / 1000
 
     def can_be_spared(self, now: float) -> bool:
-        """Return whether the other voters that are in touch, and have made durable what this leader
-        has not, are a majority without it. Heartbeats need no disk: where the others' disks hang as
-        well (it may be one and the same), no member could be elected.
+        """Return whether the reachable other voters that have saved the entries which this leader
+        could not save are a majority without it. Heartbeats need no disk: if the others' disks hang
+        as well (all may share one), no member could be elected.
         """
         configuration = self._log.configuration
         others = [m for m in configuration.voters if m != self._id and self.is_active(m, now)]
@@ -153,7 +153,7 @@ class Leader:
         return self._change(current.with_learner(member_id, address), now)
 
     def change_own_address(self, address: str, now: float) -> LogPosition | Refusal:
-        """Take another address, as the only member: no other has to find this one to commit it."""
+        """Change the address of the only member: no other member has to find it to commit that."""
         assert set(self._log.configuration.members) == {self._id}
         return self._change(Configuration(voters={self._id: address}), now)
 
@@ -167,7 +167,7 @@ class Leader:
         return self._change(current.with_promoted(member_id), now)
 
     def remove(self, member_id: str, now: float) -> LogPosition | Refusal:
-        """Remove a member, unless too few voters in touch would be left to ever commit that."""
+        """Remove a member, unless too few reachable voters would be left to commit the removal."""
         current = self._log.configuration
         if member_id not in current:
             return Refusal.NOT_A_MEMBER
@@ -211,7 +211,7 @@ class Leader:
                 self.progress[member_id] = progress
         for member_id, progress in self.progress.items():
             if member_id not in members and progress.removed_at_index is None:
-                # It is still served for a while, so that it may learn of its removal.
+                # Serve it a little longer, so that it learns of its removal.
                 progress.removed_at_index = self._log.last_index
                 progress.removal_deadline = now + self._config.election_timeout_max_ms / 1000
         if self.transfer is not None and self.transfer.to not in members:
@@ -227,7 +227,8 @@ class Leader:
         return None
 
     def _begin_reads(self, now: float) -> None:
-        """Give the waiting reads an index and a round of their own, begun after they came.
+        """Give the waiting reads an index and a round of their own, which begins after their
+        arrival.
 
         Before an entry of this term is committed, the commit index may be behind what an earlier
         leader acknowledged; the reads wait (dissertation, 6.4).
@@ -255,8 +256,8 @@ class Leader:
     # -- time
 
     def take_finished_reads(self) -> tuple[tuple[int, object], ...]:
-        """Return (index, context) of the reads whose round is answered and whose index has been
-        handed out for apply; each once.
+        """Return (index, context) of the reads whose round is answered and whose index was handed
+        out for apply, each once.
         """
         finished = self._finished_reads
         count = bisect_right(finished, self._log.applied_index, key=lambda read: read[0])
@@ -265,7 +266,9 @@ class Leader:
         return taken
 
     def tick(self, now: float) -> str | None:
-        """Heartbeats and deadlines; the member whose transfer was given up, if one was."""
+        """Send heartbeats and check deadlines; return the target of a transfer that was given up,
+        if any.
+        """
         if now >= self._heartbeat_due_at:
             self._begin_round(now)
             if self.transfer is not None:
@@ -281,7 +284,9 @@ class Leader:
         return None
 
     def _try_disks(self, now: float) -> None:
-        """Have every member write something if there was nothing to write for a while."""
+        """Append a no-op if nothing was written for a while, so that every member writes to its
+        disk.
+        """
         log, (last_index, since) = self._log, self._quiet_from
         if log.last_index > last_index:
             self._quiet_from = log.last_index, now
@@ -293,14 +298,14 @@ class Leader:
 
     @property
     def tick_due_at(self) -> float:
-        """The time at which ``tick`` has something to do next."""
+        """The time at which ``tick`` has work next."""
         removals = (p.removal_deadline for p in self.progress.values())
         transfer = self.transfer.deadline if self.transfer is not None else None
         deadlines = (self._heartbeat_due_at, transfer, *removals)
         return min(at for at in deadlines if at is not None)
 
     def _begin_round(self, now: float) -> int:
-        """Send everyone a heartbeat that counts as contact from `now`."""
+        """Send all followers a heartbeat whose answers count as contact from `now`."""
         self._heartbeat_due_at = now + self._config.heartbeat_interval_ms / 1000
         round_id = self._rounds.begin(now)
         for progress in self.progress.values():
@@ -321,7 +326,7 @@ class Leader:
     # -- transfer
 
     def begin_transfer(self, to: str | None, now: float) -> str | Refusal:
-        """Hand over to `to`, or to the voter that is furthest on; answers with its id."""
+        """Transfer leadership to `to`, or to the most advanced voter; return its id."""
         if self.transfer is not None:
             return Refusal.TRANSFERRING
         voters = [m for m in self._log.configuration.voters if m != self._id]
@@ -341,13 +346,13 @@ class Leader:
         if transfer is None or transfer.told:
             return
         if self._log.applied_index < self._log.last_index:
-            return  # whoever has proposed is to know what came of it
+            return  # proposers should first get their results
         if self.progress[transfer.to].match_index == self._log.last_index:
             transfer.told = True
             self._outbox.append(TimeoutNow(term=self._term, sender=self._id, to=transfer.to))
 
     def nominate_successor(self) -> None:
-        """On leaving: let the voter that is furthest on campaign without waiting."""
+        """On leaving the group, have the most advanced voter campaign at once."""
         voters = [self.progress[m] for m in self._log.configuration.voters if m != self._id]
         successor = max(voters, key=lambda progress: progress.match_index)
         self._outbox.append(TimeoutNow(term=self._term, sender=self._id, to=successor.member_id))
@@ -355,7 +360,9 @@ class Leader:
     # -- replies
 
     def on_reply(self, reply: FollowerReply, now: float) -> bool:
-        """Take a follower's reply; return whether a quorum has answered another round by it."""
+        """Handle a follower's reply; return whether it completes a quorum's answers to another
+        round.
+        """
         progress = self.progress.get(reply.sender)
         if progress is None:
             return False
@@ -385,7 +392,7 @@ class Leader:
             progress.state is ProgressState.PROBE
             and reply.rejected_index != progress.next_index - 1
         ):
-            return  # an answer to an earlier probe
+            return  # the answer to an earlier probe
         agreed = self._log.last_at_or_below(reply.hint_index, reply.hint_term)
         if agreed.index > reply.hint_index or agreed.term > reply.hint_term:
             # They agree, if at all, on what is compacted here: only a snapshot helps.
@@ -413,7 +420,7 @@ class Leader:
     # -- sending
 
     def flush(self, now: float) -> None:
-        """Send everything that is due; called before each output is taken."""
+        """Send all messages that are due; called before each output is taken."""
         if self.is_sole_voter:
             self.advance_commit()
         self._begin_reads(now)
@@ -459,7 +466,7 @@ class Leader:
         return index is not None and index <= self._log.commit_index
 
     def _say_goodbye(self, progress: Progress) -> None:
-        """Let a removed member know that its removal is committed, then forget it."""
+        """Tell a removed member that its removal is committed, then forget it."""
         assert progress.removed_at_index is not None
         if self._removal_committed(progress) and progress.match_index >= progress.removed_at_index:
             self._send_heartbeat(progress)
@@ -513,7 +520,7 @@ class Leader:
             transfer.sent_at = None
 
     def _leave_snapshot_if_matched(self, progress: Progress) -> None:
-        """Appends can take over, or (if the log was compacted meanwhile) the next snapshot."""
+        """Continue with appends, or (if the log was compacted meanwhile) with the next snapshot."""
         transfer = progress.transfer
         if transfer is not None and progress.match_index >= min(
             transfer.snapshot.index, self._log.base.index

@@ -1,11 +1,11 @@
-"""The replicated log as one member holds it in memory.
+"""The replicated log in one member's memory.
 
-Indexes start at 1. The log holds the entries after `base`, which is at or below the newest
-snapshot: some entries behind a snapshot are kept for followers that are only a little late.
+Indexes start at 1. The log has the entries after `base`, which is at or below the newest snapshot:
+some entries before a snapshot are kept for followers that are only a little late.
 
 Four cursors, each <= the next where both apply:
     applied_index    handed out for apply
-    commit_index     known to be committed; never goes back, never truncated
+    commit_index     known to be committed; never falls, never truncated
     persisted_index  durable on this member
     last_index       appended in memory
 """
@@ -23,11 +23,11 @@ ENTRY_OVERHEAD_BYTES = 32
 
 
 class InvariantError(Exception):
-    """Something that Raft proves impossible was observed: this member must stop."""
+    """A state that Raft proves impossible was observed: this member must stop."""
 
 
 class LostEntriesError(InvariantError):
-    """The leader knows that this member had entries which it does not have: its disk lost them."""
+    """The leader knows that this member had entries which it lacks: its disk lost them."""
 
 
 class EntryKind(IntEnum):
@@ -37,7 +37,7 @@ class EntryKind(IntEnum):
 
 
 class Entry(NamedTuple):
-    """One log entry. (A named tuple: one is made for each proposal, on every member.)"""
+    """One log entry. (A named tuple, since each member creates one per proposal.)"""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     term: int
@@ -56,9 +56,9 @@ class LogPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The state machine after `index`, and the configuration in force there.
+    """The state machine's state after `index`, and the configuration in force there.
 
-    Index 0 with empty data is how a new group begins: its configuration is the initial one.
+    A new group begins with index 0 and empty data: the configuration is the initial one.
     """
 
     index: int
@@ -82,8 +82,9 @@ class RaftLog:
     """Entries, cursors, the newest snapshot and the configurations that the entries carry."""
 
     def __init__(self, snapshot: Snapshot, base: LogPosition, entries: Iterable[Entry]) -> None:
-        """Restore from what storage holds: all of it is durable, none above the snapshot known
-        to be committed."""
+        """Restore from storage: everything in it is durable, and no entry above the snapshot is
+        known to be committed.
+        """
         self.snapshot = snapshot
         self._base = base
         self._entries = list(entries)
@@ -109,7 +110,7 @@ class RaftLog:
 
     @property
     def base(self) -> LogPosition:
-        """The position just before the first entry that is still held."""
+        """The position just before the first entry in this log."""
         return self._base
 
     @property
@@ -124,7 +125,7 @@ class RaftLog:
 
     @property
     def configuration(self) -> Configuration:
-        """The one in force: the newest appended, committed or not."""
+        """The configuration in force: the newest appended one, committed or not."""
         return self.configurations.current
 
     def is_configured(self, member_id: str) -> bool:
@@ -137,7 +138,7 @@ class RaftLog:
         return self.configurations.current_index > self.commit_index
 
     def term_at(self, index: int) -> int | None:
-        """The term of the entry at `index`; None where this log does not (or no longer) know."""
+        """The term of the entry at `index`; None if this log does not have it (any more)."""
         offset = index - self._base.index
         if 0 < offset <= len(self._entries):
             return self._entries[offset - 1].term
@@ -158,10 +159,10 @@ class RaftLog:
         return candidates
 
     def last_at_or_below(self, index: int, term: int) -> LogPosition:
-        """The last position <= `index` whose term is <= `term`: where two logs may still agree.
+        """The last position <= `index` with a term <= `term`: two logs may still agree there.
 
-        Terms never fall along a log, so a binary search finds it (Raft paper, end of 5.3). The
-        base, if all that is held comes after it.
+        Terms never fall along a log, so a binary search finds it (Raft paper, end of 5.3). Returns
+        the base if all entries here come after it.
         """
         end = min(index, self.last_index) - self._base.index
         found = bisect_right(self._entries, term, 0, max(end, 0), key=lambda entry: entry.term)
@@ -183,8 +184,9 @@ class RaftLog:
         return entry
 
     def append_replicated(self, entries: Sequence[Entry]) -> None:
-        """Append as follower, after an agreed position: what is here already stays, and only a
-        real conflict truncates (a late message must not cut off what followed it)."""
+        """Append as follower, after an agreed position. Existing equal entries stay, and only a
+        real conflict truncates: a late message must not cut off later entries.
+        """
         for offset, entry in enumerate(entries):
             if self.term_at(entry.index) != entry.term:
                 self._truncate_from(entry.index)
@@ -230,7 +232,7 @@ class RaftLog:
         return self._next_to_persist <= self.last_index
 
     def hand_out_unpersisted(self) -> tuple[Entry, ...]:
-        """The entries to persist next. At most one such batch is out at a time."""
+        """Return the entries to persist next. At most one such batch is out at a time."""
         entries = self.slice(self._next_to_persist, self.last_index)
         self._next_to_persist = self.last_index + 1
         self._handed_out_to = self.last_index
@@ -238,15 +240,19 @@ class RaftLog:
 
     @property
     def saving_through(self) -> int:
-        """The last index of what was handed out to be made durable."""
+        """The last index that was handed out to be made durable."""
         return self._handed_out_to
 
     def confirm_persisted(self) -> None:
-        """Take what was handed out last as durable, but for what was replaced here since then."""
+        """Count the last batch handed out as durable, without entries that were replaced since
+        then.
+        """
         self.persisted_index = max(self.persisted_index, self._handed_out_to)
 
     def take_committed(self, count_max: int) -> tuple[Entry, ...]:
-        """The next committed and durable entries to apply; they count as applied from now on."""
+        """Return the next committed and durable entries to apply; they count as applied from now
+        on.
+        """
         last = min(self.commit_index, self.persisted_index, self.applied_index + count_max)
         if last <= self.applied_index:
             return ()
@@ -257,7 +263,9 @@ class RaftLog:
     # -- snapshots
 
     def compact(self, index: int, data: bytes, retained_entries_max: int) -> Snapshot:
-        """Take `data` as the state at `index` (applied) and forget most of what it covers."""
+        """Store `data` as the state at `index` (applied), and drop most of the entries that it
+        covers.
+        """
         term = self.term_at(index)
         if term is None or not self.snapshot.index < index <= self.applied_index:
             raise InvariantError(
@@ -273,7 +281,9 @@ class RaftLog:
         return self.snapshot
 
     def install(self, snapshot: Snapshot) -> None:
-        """Replace everything by a snapshot from the leader. Not durable until persisted."""
+        """Replace the whole log by a snapshot from the leader. It is not durable until
+        persisted.
+        """
         self.snapshot = snapshot
         self._base = LogPosition(snapshot.index, snapshot.term)
         self._entries.clear()

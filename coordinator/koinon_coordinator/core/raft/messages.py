@@ -1,8 +1,8 @@
 """The messages between the members of a group.
 
-Every message names its sender, its receiver and the sender's term; a vote request alone names the
-term that it campaigns for, which for a pre-vote no member has entered yet. Replies echo what they
-answer, so that one from an earlier round, term or chunk is never taken for another.
+Every message names its sender, its receiver and the sender's term; only a vote request has the term
+of its campaign, which no member has entered yet in case of a pre-vote. Replies repeat the round,
+term or chunk of their request, so that a late reply is never taken for another request's.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,21 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteRequest(Envelope):
-    """May I lead `term`? With `pre_vote`: would you vote so? No term changes by asking."""
+    """A candidate's request for a vote in `term`. With `pre_vote` it only asks whether the receiver
+    would vote for it; no term changes.
+    """
 
     last_index: int
     last_term: int
     pre_vote: bool
-    transfer: bool  # the leader itself asked for this campaign: stickiness does not apply
+    transfer: bool  # the leader asked for this campaign: leader stickiness does not apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteReply(Envelope):
-    """The term of the message is the voter's own."""
+    """A voter's answer. The term of the message is the voter's own."""
 
-    request_term: int  # the term of the request that this answers
+    request_term: int  # the term of the request
     pre_vote: bool
     granted: bool
 
@@ -46,15 +48,15 @@ class AppendRequest(Envelope):
     previous_term: int
     entries: tuple[Entry, ...]
     commit_index: int
-    round_id: int  # sent no earlier than this quorum round was begun
+    round_id: int  # the newest quorum round begun before the sending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendReply(Envelope):
-    """Success: everything up to `match_index` is the leader's, and durable here.
+    """Success: all entries up to `match_index` equal the leader's, and are durable here.
 
-    Refusal: nothing matched at `rejected_index`; the leader should look at or below `hint_index`,
-    where the follower's log has `hint_term`.
+    Refusal: the logs do not match at `rejected_index`; the leader should continue at or below
+    `hint_index`, where the follower's log has `hint_term`.
     """
 
     round_id: int
@@ -78,7 +80,7 @@ class HeartbeatReply(Envelope):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChunk(Envelope):
-    """A part of a snapshot; index, term, size and checksum together say of which one."""
+    """A part of a snapshot. Index, term, size and checksum together identify the snapshot."""
 
     round_id: int
     snapshot_index: int
@@ -92,7 +94,9 @@ class SnapshotChunk(Envelope):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReply(Envelope):
-    """`next_offset` is what the receiver wants next; `match_index` > 0 once it is installed."""
+    """`next_offset` is the next offset that the receiver needs; `match_index` > 0 once the snapshot
+    is installed.
+    """
 
     round_id: int
     snapshot_index: int

@@ -1,9 +1,9 @@
 """A leader's knowledge of each follower, and of the rounds that a quorum has answered.
 
 A follower is in one of three states:
-    PROBE      where the logs agree is not known: one append at a time, until one succeeds
+    PROBE      the point where the logs agree is unknown: one append at a time, until one succeeds
     REPLICATE  appends are pipelined optimistically, bounded in number and bytes
-    SNAPSHOT   what it needs is compacted away: chunks of a snapshot, one at a time
+    SNAPSHOT   the needed entries are compacted: chunks of a snapshot, one at a time
 """
 
 from collections import deque
@@ -23,7 +23,9 @@ class ProgressState(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class SnapshotTransfer:
-    """One snapshot on its way; it outlives a compaction, for the leader moves on meanwhile."""
+    """One snapshot being sent. It outlives a compaction, since the leader's log moves on
+    meanwhile.
+    """
 
     snapshot: Snapshot
     offset: int = 0
@@ -69,7 +71,7 @@ class Progress:
             self.next_index = entries[-1].index + 1
 
     def on_match(self, index: int) -> None:
-        """The follower durably agrees with the leader up to `index`."""
+        """Note that the follower durably agrees with the leader up to `index`."""
         self.match_index = max(self.match_index, index)
         while self._inflight and self._inflight[0][0] <= index:
             self._inflight_bytes -= self._inflight.popleft()[1]
@@ -88,7 +90,7 @@ class Progress:
         self.transfer = SnapshotTransfer(snapshot=snapshot)
 
     def on_alive(self, last_index: int) -> None:
-        """A heartbeat came back: if appends or their replies were lost, find out now."""
+        """Note a heartbeat's reply: check now whether appends or their replies were lost."""
         self._awaits_probe = False
         if self.match_index < last_index:
             self.tail_check_due = True
@@ -106,9 +108,9 @@ class Progress:
 class QuorumRounds:
     """Numbered rounds of contact with the followers, and the newest that a quorum answered.
 
-    A message carries the number of the newest round begun before it was sent, so an answer to it
-    proves contact no earlier than the time that the round was begun. That time, not the time when
-    answers came, is what leases may count from.
+    A message carries the number of the newest round begun before its sending, so its answer proves
+    contact after the round's beginning. Leases may count from that time, not from the answers'
+    arrival.
     """
 
     def __init__(self) -> None:
@@ -123,7 +125,7 @@ class QuorumRounds:
         return self.current
 
     def answer(self, round_id: int) -> None:
-        """A quorum has answered every round up to `round_id`."""
+        """Note that a quorum has answered every round up to `round_id`."""
         while self._open and self._open[0][0] <= round_id:
             self.answered, self.answered_sent_at = self._open.popleft()
 

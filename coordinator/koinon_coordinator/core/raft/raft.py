@@ -2,21 +2,21 @@
 dissertation for pre-vote, check-quorum, transfer, membership, reads).
 
 Inputs: `tick`, `step`, `propose`, `read_index`, `transfer_leadership`, the configuration changes
-and `compact`; output: `ready`, confirmed by `advance`. There is no clock, disk, network or thread
-in here: `now` (seconds, monotonic, through suspend) and the random source are arguments.
+and `compact`. Output: `ready`, confirmed by `advance`. The core has no clock, disk, network or
+thread: `now` (seconds, monotonic, through suspend) and the random source are arguments.
 
-Two rules make every answer trustworthy:
+Two rules make every answer reliable:
 - A message leaves only when the term and the vote that it rests on are durable, and an
-  acknowledgement only when what it acknowledges is (`ready` holds them back until then).
-- A leader looks at the time of its last quorum contact before it does anything with an input, so
-  that one that was stopped and resumed answers nothing before a quorum has answered it.
+  acknowledgement only when the acknowledged entries are (`ready` holds them back until then).
+- A leader checks the time of its last quorum contact before it handles an input, so that a leader
+  that was stopped and resumed answers nothing before a quorum has answered it.
 
-Patience is another matter: who campaigns, and who steps down for want of a quorum, goes by time in
-which this member ran (`RunningTime`): starved, it finds messages unread. `Patience` adds to that.
+Campaigns and stepping down without a quorum go by the time in which this member ran
+(`RunningTime`): a starved member has unread messages. `Patience` lengthens these times.
 
-A member whose disk hangs is in touch all the same, for heartbeats need no disk, but nothing that it
-leads is ever applied. So it leaves the lead to the others if they can do without it, and does not
-campaign before the save that is out has come back.
+A member whose disk hangs still answers heartbeats, which need no disk, but as a leader it would
+commit nothing. So it leaves the lead to the others if they are a majority without it, and does not
+campaign before its save has ended.
 """
 
 import random
@@ -71,31 +71,31 @@ class RaftCore:
         self._id = config.member_id
         self._rng = rng
         self.term = restored.hard_state.term
-        self._vote = restored.hard_state.vote  # in ``term``; None: not given yet
+        self._vote = restored.hard_state.vote  # in ``term``; None: none given yet
         self.log = RaftLog(restored.snapshot, restored.base, restored.entries)
         self.role = Role.FOLLOWER
         self.leader_id: str | None = None
         self._leader: Leader | None = None
-        self._votes: dict[str, bool] = {}  # answers to the campaign under way, by voter
+        self._votes: dict[str, bool] = {}  # answers to the present campaign, by voter
         self._assembly = SnapshotAssembly(config)
-        self._had_leader_at = now  # itself included; of the real time
+        self._had_leader_at = now  # when it last knew a leader, itself included; real time
         self._running = RunningTime(now, config.step_ms_max / 1000)
-        # These are of the running time: the last word of a leader; when to campaign unless one is
-        # heard; when a quorum last answered this leader. The count is of campaigns in a row.
+        # In running time: the last message of a leader; when to campaign without another one; when
+        # a quorum last answered this leader. And the number of campaigns in a row.
         self._heard_leader_at = 0.0
         self._election_due_at = 0.0
         self._quorum_heard_at = 0.0
         self._campaigns = 0
-        self._heard = (0, "")  # the term and the id of the leader that was heard last
+        self._heard = (0, "")  # term and id of the leader whose message came last
         self._patience = Patience(_WIDER_MAX * config.election_timeout_max_ms / 1000)
         self._restart_election_timer(now)
         # Output that waits to be taken.
-        self._messages: list[Message] = []  # need a durable term and vote
-        self._messages_after_entries: list[Message] = []  # need durable entries as well
+        self._messages: list[Message] = []  # these need a durable term and vote
+        self._messages_after_entries: list[Message] = []  # these need durable entries as well
         self._snapshot_write: SnapshotWrite | None = None
         self._events: list[Event] = []
-        self._persisting: Ready | None = None  # handed out, and not durable yet
-        self._persisting_since = now  # monotonic seconds
+        self._persisting: Ready | None = None  # output that was taken and is not durable yet
+        self._persisting_since = now  # when it was taken, monotonic seconds
         self._durable_hard_state = restored.hard_state
         self._reported_role = RoleChange(role=self.role, term=self.term, leader_id=None)
         self._reported_configuration: Configuration | None = None
@@ -116,7 +116,7 @@ class RaftCore:
 
     @property
     def configuration(self) -> Configuration:
-        """The one in force: the newest appended, committed or not."""
+        """The configuration in force: the newest appended one, committed or not."""
         return self.log.configuration
 
     @property
@@ -129,11 +129,11 @@ class RaftCore:
         return self._leader.transfer.to if self._leader and self._leader.transfer else None
 
     def saving_s(self, now: float) -> float:
-        """For how long the save that is out has been out; 0 if none is."""
+        """The duration of the save under way, in seconds; 0 if there is none."""
         return 0.0 if self._persisting is None else now - self._persisting_since
 
     def is_save_late(self, now: float) -> bool:
-        """Return whether a save has been out for so long that the disk counts as hanging."""
+        """Return whether the save under way takes so long that the disk counts as hanging."""
         return self.saving_s(now) > self._config.save_timeout_ms / 1000
 
     def is_active(self, member_id: str, now: float) -> bool:
@@ -141,22 +141,23 @@ class RaftCore:
         return self._leader is not None and self._leader.is_active(member_id, now)
 
     def is_member(self, member_id: str) -> bool:
-        """Return whether the group has this member: by the newest configuration, or by the
-        committed one, since a leader that is being removed leads until that is committed. So has a
-        leader those that it still tells of their removal."""
+        """Return whether the newest or the committed configuration has this member (a leader that
+        is being removed leads until that is committed), or this leader still serves it to tell it
+        of its removal.
+        """
         known = member_id == self.leader_id or member_id in self.progress
         return known or self.log.is_configured(member_id)
 
     def listens_to(self, sender: str, now: float) -> bool:
-        """Return whether messages of this sender count: the driver steps no others."""
+        """Return whether messages of this sender count; the driver ignores others."""
         return self.is_member(sender) or self.listens_to_strangers(now)
 
     def listens_to_strangers(self, now: float) -> bool:
-        """Return whether messages count that come from no member of this one's configuration.
+        """Return whether messages of senders outside this member's configuration count.
 
-        It may have none yet. And it may be old: the members that it names may have left while this
-        one was away (dissertation, 4.2.2), so that those who lead now are known to it by nothing.
-        Then it has no leader, and a member that has one lets no stranger speak.
+        The configuration may be empty. Or it may be old: its members may have left while this one
+        was away (dissertation, 4.2.2), so that it does not know the present leader. Then this
+        member has no leader; a member with a leader ignores strangers.
         """
         if not self.configuration.members:
             return True
@@ -164,9 +165,9 @@ class RaftCore:
         return self._leader is None and quiet_s > self._config.leaderless_ms / 1000
 
     def quorum_contact_at(self, now: float) -> float | None:
-        """Return when the newest round of messages that a quorum has answered was sent.
+        """Return the sending time of the newest round that a quorum has answered.
 
-        None unless leading, and before the first such round. A sole voter is its own quorum.
+        None for a follower, and before the first such round. A sole voter is its own quorum.
         """
         if self._leader is None:
             return None
@@ -177,7 +178,7 @@ class RaftCore:
     # -- inputs
 
     def tick(self, now: float) -> None:
-        """Let time pass. Call it a few times per heartbeat interval."""
+        """Advance the time. Call it several times per heartbeat interval."""
         self._step_down_if_unfit(now)
         if self._leader is not None:
             self._had_leader_at = now
@@ -191,20 +192,20 @@ class RaftCore:
                 self._restart_election_timer(now)
 
     def tick_due_at(self, now: float) -> float:
-        """Return when a tick has something to do next, unless a message comes before. Where
-        patience is counted, ticks are due more often: within ``step_ms_max`` of one another.
+        """Return when a tick has work next, unless a message comes before. Members that count
+        silence need ticks more often: within ``step_ms_max``.
         """
         if self._leader is not None:
             return self._leader.tick_due_at
         return now + max(0.0, self._election_due_at - self._running.at(now))
 
     def step(self, message: Message, now: float) -> None:
-        """Take one message in; late, doubled and foreign ones do no harm."""
+        """Handle one message. Late, duplicate and foreign messages do no harm."""
         self._step_down_if_unfit(now)
         if message.to != self._id or message.sender == self._id:
             return
         if message.term - self.term > TERM_JUMP_MAX:
-            return  # one such vote request would use up most of the terms that there are
+            return  # such a vote request would use up most of all terms
         if isinstance(message, HeartbeatRequest) and self._is_strangers_commit(message):
             return
         if isinstance(message, VoteRequest):
@@ -219,13 +220,14 @@ class RaftCore:
                 self._tell_term(message.sender)
 
     def _is_strangers_commit(self, request: HeartbeatRequest) -> bool:
-        """Return whether somebody who may be no member says that more is committed than this log
-        has. From a member it means that this one has lost entries, and it stops."""
+        """Return whether a sender that may be no member claims a commit index beyond this log. From
+        a member that means that this one has lost entries, and it stops.
+        """
         beyond = request.commit_index > self.log.last_index
         return beyond and not self.log.is_configured(request.sender)
 
     def propose(self, command: bytes, now: float) -> LogPosition | Refusal:
-        """Append a command; where it stands in the log, or why it was not taken."""
+        """Append a command; return its position in the log, or the refusal."""
         leader = self._leader_in_touch(now)
         return leader.propose(command) if leader else Refusal.NOT_LEADER
 
@@ -238,7 +240,7 @@ class RaftCore:
         return leader.read_index(context) if leader else Refusal.NOT_LEADER
 
     def transfer_leadership(self, to: str | None, now: float) -> str | Refusal:
-        """Begin to hand over to a voter (None: the one furthest on); answers with its id."""
+        """Begin to transfer leadership to a voter (None: the most advanced one); return its id."""
         leader = self._leader_in_touch(now)
         return leader.begin_transfer(to, now) if leader else Refusal.NOT_LEADER
 
@@ -247,12 +249,12 @@ class RaftCore:
         return leader.add_learner(member_id, address, now) if leader else Refusal.NOT_LEADER
 
     def change_own_address(self, address: str, now: float) -> LogPosition | Refusal:
-        """Take another address, as the only member of the group."""
+        """Change the address of the only member of the group."""
         leader = self._leader_in_touch(now)
         return leader.change_own_address(address, now) if leader else Refusal.NOT_LEADER
 
     def promote(self, member_id: str, now: float) -> LogPosition | Refusal:
-        """Make a voter of a learner that has caught up."""
+        """Make a caught-up learner a voter."""
         leader = self._leader_in_touch(now)
         return leader.promote(member_id, now) if leader else Refusal.NOT_LEADER
 
@@ -268,8 +270,9 @@ class RaftCore:
     # -- roles
 
     def _restart_election_timer(self, now: float) -> None:
-        """Elections without a winner spread the next campaigns out: where the members are slow, a
-        vote may take longer than the time-out, and those who campaign all at once go on to.
+        """Choose the time of the next campaign. After elections without a winner the range is
+        wider: on slow members a vote may take longer than the timeout, and simultaneous campaigns
+        would repeat.
         """
         wider = min(1 << max(0, self._campaigns - 2), _WIDER_MAX)
         config, running = self._config, self._running.at(now)
@@ -278,14 +281,14 @@ class RaftCore:
         self._election_due_at = running + least_s + self._rng.uniform(0, spread_ms) / 1000
 
     def _leader_silence_s(self, running: float) -> float:
-        """For how long a leader has to be silent to count as gone."""
+        """How long a leader must be silent to count as gone, in seconds."""
         return self._patience.least_s(self._config.election_timeout_min_ms / 1000, running)
 
     def _follow(self, term: int, leader_id: str | None, now: float) -> None:
         if term > self.term:
             self.term, self._vote = term, None
-            # An acknowledgement of the old term that has not left yet must never leave: by the
-            # time it could, a leader of the new term may have replaced what it acknowledges.
+            # An acknowledgement of the old term must not leave any more: by then a leader of the
+            # new term may have replaced the acknowledged entries.
             self._messages[:] = [m for m in self._messages if m.term >= term]
             self._messages_after_entries.clear()
         self.role = Role.FOLLOWER
@@ -300,28 +303,29 @@ class RaftCore:
             return
         hangs = self.is_save_late(now) and leader.can_be_spared(now)
         if leader.is_sole_voter:
-            self._quorum_heard_at = self._running.at(now)  # a second voter has time
+            self._quorum_heard_at = self._running.at(now)  # gives a second voter time to answer
         running = self._running.at(now)
         step_down_s = self._patience.least_s(self._config.step_down_s, running)
         if hangs or running - self._quorum_heard_at > step_down_s:
             self._follow(self.term, None, now)
 
     def _leader_in_touch(self, now: float) -> Leader | None:
-        """Return the leader's part, if this member leads and a quorum has answered it lately. One
-        that was paused leads on, but takes nothing in before it knows that it still does.
+        """Return the leader's part if this member leads and a quorum has answered it recently. A
+        leader that was paused stays leader, but accepts no input before a quorum's answer.
         """
         self._step_down_if_unfit(now)
         leader = self._leader
         return leader if leader is not None and leader.has_quorum_contact(now) else None
 
     def _may_campaign(self) -> bool:
-        """Voters may; so may one whose removal is not committed as far as it knows, for the
-        entry that removes it may be on no other member (dissertation, 4.2.2)."""
+        """Return whether this member is a voter. A voter whose removal is not known to be committed
+        counts, since no other member may have the removal's entry (dissertation, 4.2.2).
+        """
         committed = self.log.configurations.at(self.log.commit_index)
         return self._id in self.configuration.voters or self._id in committed.voters
 
     def _campaign(self, now: float, *, pre_vote: bool, transfer: bool = False) -> None:
-        """Ask for votes, or first whether votes would be had (dissertation, 9.6)."""
+        """Ask for votes, or first for pre-votes (dissertation, 9.6)."""
         self.role = Role.PRE_CANDIDATE if pre_vote else Role.CANDIDATE
         self.leader_id = None
         self._campaigns += pre_vote
@@ -371,7 +375,7 @@ class RaftCore:
     # -- votes
 
     def _hears_leader(self, now: float) -> bool:
-        """Return whether a leader is at work as far as this member can tell (leader stickiness)."""
+        """Return whether a leader is at work, as far as this member knows (leader stickiness)."""
         if self._leader is not None:
             return True
         running = self._running.at(now)
@@ -381,8 +385,8 @@ class RaftCore:
     def _on_vote_request(self, request: VoteRequest, now: float) -> None:
         """Grant at most one vote per term, to a log at least as good as this one.
 
-        A learner answers as well: it may have been promoted without knowing it yet. Whether its
-        vote counts is for the candidate's configuration to say.
+        A learner answers as well: it may have been promoted without knowing it yet. The candidate's
+        configuration decides whether its vote counts.
         """
         granted = False
         if request.transfer or not self._hears_leader(now):
@@ -432,7 +436,7 @@ class RaftCore:
         if self.role is not Role.FOLLOWER or self.leader_id != message.sender:
             self._follow(self.term, message.sender, now)
         running, leader = self._running.at(now), (self.term, message.sender)
-        if self._heard == leader:  # whether or not this member had given it up
+        if self._heard == leader:  # even if this member had counted it as gone
             self._patience.ended(running - self._heard_leader_at, running)
         self._heard, self._heard_leader_at = leader, running
         self._had_leader_at = now
@@ -440,7 +444,7 @@ class RaftCore:
         self._restart_election_timer(now)
 
     def _tell_term(self, sender: str) -> None:
-        """Answer a leader of the past, so that it learns of the newer term."""
+        """Answer a leader of an old term, so that it learns the newer term."""
         self._messages.append(
             HeartbeatReply(term=self.term, sender=self._id, to=sender, round_id=0)
         )
@@ -472,7 +476,7 @@ class RaftCore:
         self._snapshot_write = SnapshotWrite(snapshot=snapshot, base=self.log.base, installed=True)
 
     def _answer(self, reply: FollowerReply, match_index: int) -> None:
-        """Send a reply that claims durability up to `match_index` as soon as that is true."""
+        """Send a reply that claims durability up to `match_index`, as soon as that is true."""
         durable = match_index <= self.log.persisted_index
         (self._messages if durable else self._messages_after_entries).append(reply)
 
@@ -485,8 +489,9 @@ class RaftCore:
             self._quorum_heard_at = running
 
     def _note_commit(self, now: float) -> None:
-        """Act on a configuration that is committed, and durable here so that it can be applied
-        first: members that it leaves out go."""
+        """Act on a committed configuration that is durable here: forget members that it leaves
+        out.
+        """
         commit_index = min(self.log.commit_index, self.log.persisted_index)
         if commit_index <= self._noted_commit_index:
             return
@@ -505,10 +510,10 @@ class RaftCore:
     # -- output
 
     def ready(self, now: float) -> Ready | None:
-        """Take everything that is due, or None; see `Ready` for what to do with it.
+        """Return all output that is due, or None; see `Ready` for its handling.
 
-        While one output is being persisted, others carry only what needs no disk; what does
-        gathers meanwhile and goes with the next, in one transaction.
+        While one output is being persisted, further outputs have only parts that need no disk. The
+        other parts gather and go with the next output, in one transaction.
         """
         if self._leader is not None:
             self._leader.flush(now)
@@ -542,7 +547,7 @@ class RaftCore:
         return None if ready == _NOTHING else ready
 
     def advance(self, ready: Ready) -> None:
-        """`ready` is durable: what rests on it may leave, and counts."""
+        """Note that `ready` is durable: messages that rest on it may leave."""
         if self._persisting is not ready:
             return
         self._persisting = None

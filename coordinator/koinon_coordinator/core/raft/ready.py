@@ -1,4 +1,4 @@
-"""The core's output to its driver, and the driver's input to the core on start."""
+"""The core's output to its driver, and the stored state with which the driver starts the core."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -25,7 +25,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredState:
-    """The content of storage when a member starts; every part of it is durable."""
+    """The durable contents of storage when a member starts."""
 
     hard_state: HardState
     snapshot: Snapshot
@@ -35,10 +35,11 @@ class RestoredState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotWrite:
-    """Put `snapshot` in place of the stored one; the log then begins after `base`.
+    """Replaces the stored snapshot by `snapshot`; the log then begins after `base`.
 
-    `installed`: it came from the leader and replaces the whole log, and the state machine is to
-    be restored from it. Otherwise it was taken here, and only entries up to `base` are dropped.
+    `installed`: the snapshot came from the leader; it replaces the whole log, and the state machine
+    must be restored from it. Otherwise it was taken here, and only entries up to `base` are
+    dropped.
     """
 
     snapshot: Snapshot
@@ -62,7 +63,7 @@ class RemovedFromGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferGivenUp:
-    """The chosen successor did not take over in time; this member leads on."""
+    """The chosen successor did not take over in time; this member stays leader."""
 
     to: str
 
@@ -80,8 +81,8 @@ class Ready:
     4. makes `hard_state`, `snapshot_write` and `entries` durable, in one transaction;
     5. only then sends `messages_after_persist`, and calls `advance(ready)`.
 
-    1 to 3 need not wait for 4, which may run elsewhere meanwhile: until `advance`, further
-    outputs carry only what needs no disk.
+    1 to 3 need not wait for 4, which may run elsewhere: until `advance`, further outputs have only
+    parts that need no disk.
     """
 
     hard_state: HardState | None
