@@ -131,7 +131,7 @@ def test_servers_that_let_everybody_in_are_noted_whoever_asks() -> None:
 
 def test_plain_connections_are_noted_where_others_could_reach_the_cluster() -> None:
     reachable = status_of(plain=True)  # host1:1, …
-    assert ["there is no security" in note for note in notes(reachable)] == [True]
+    assert ["there is no access control" in note for note in notes(reachable)] == [True]
     assert not problems(reachable)
     local = [
         with_local(status_of(plain=True), host) for host in ("127.0.0.1", "localhost", "[::1]")
@@ -359,8 +359,8 @@ def test_disk_that_hangs_is_named_first_with_what_nobody_else_can_lead() -> None
     sessions = (session(1, 0.1), hung, session(3, 0.1))
     (problem,) = problems(status_of(sessions=sessions))
     assert problem.startswith(
-        "the disk of node n2 has not answered for 12 s, and 4 partitions that nobody else can lead "
-        "take no writes: look at the disk; once it answers the node continues by itself"
+        "the disk of node n2 has not answered for 12 s, and 4 partitions that no other node can "
+        "lead accept no writes: look at the disk; once it answers the node continues by itself"
     )
     table = table_of()
     for p in (2, 5, 8, 11):
