@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.house import Module, circles, openings, repeated_file_names, sizes
+from tests.house import Module, circles, openings, repeated_file_names, riddles, sizes
 
 
 def modules(home: Path, **sources: str) -> list[Module]:
@@ -34,3 +34,12 @@ def test_third_file_of_a_name_large_constructors_and_pronouns_are_found(tmp_path
         "the constructor has 7 parameters"
     ]
     assert len(list(openings(found))) == 1
+
+
+def test_docstring_of_the_client_that_names_no_object_is_found(tmp_path: Path) -> None:
+    home = tmp_path / "koinon"
+    home.mkdir()
+    for name, text in (("a", "Return what is left."), ("b", "How far."), ("c", "Return how many.")):
+        (home / f"{name}.py").write_text(f'"""{text}"""')
+    found = [Module(path, tmp_path) for path in sorted(home.glob("*.py"))]
+    assert [fault.partition(":")[0][-4:] for fault in riddles(found)] == ["a.py", "b.py"]
