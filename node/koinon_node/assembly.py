@@ -122,7 +122,7 @@ class Parts:
         self.column_reader = ColumnReader(self.engine, self.rows)
         self.merger = MergeScheduler(self.engine, self.leader_calls)
         self.follower = Follower(local, state, self.writer, self.peers, limits, random.Random())
-        self.drops = CopyDropper(local, state, self.follower.applier)
+        self.drops = CopyDropper(local, state, self.follower)
 
     def _redis(self, config: NodeConfig) -> RedisListener:
         """Return the ports for the Redis protocol, by which other nodes follow this one, too."""
@@ -152,6 +152,7 @@ class _Host:
         self._life = life
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        await self._parts.drops.erased_past([a.partition_id for a in adoptions])
         await _when_there_is_room(lambda: self._parts.replicator.adopt(adoptions))
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:

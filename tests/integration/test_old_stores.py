@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from koinon.local import LocalCluster, Setup
+from koinon.operate.admin import Admin
 from koinon.operate.cluster_status import ClusterStatus
 from koinon.operate.judge.health import notes, problems
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.contract.table import OfflineReason, PartitionStatus
+from koinon_proto.contract.table import NodeId, NodeStatus, OfflineReason, PartitionStatus
 from tests.conftest import ClusterFactory
 from tests.integration.copies import is_settled, number_of, table_of
 
 TIMEOUT_S = 60.0
 KEYS = [b"k%d" % n for n in range(400)]
+ROWS_OF_ANOTHER = 60_000
+"""Of a keyspace that is dropped: so many that a copy of half of them is not erased in a moment."""
 LOGS = ["on", "off"]  # a write-ahead log in front of the store
 
 
@@ -124,3 +127,40 @@ def test_old_copy_of_the_only_one_serves_nothing_and_the_newer_one_is_taken_back
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every partition served")
     with cluster.client(timeout_ms=30_000) as client:
         assert set(client.get_many(KEYS)) == {b"new"}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_old_copy_shows_nothing_of_a_dropped_keyspace_in_one_that_has_its_partitions(
+    make_cluster: ClusterFactory, tmp_path: Path, log: str
+) -> None:
+    cluster = started(make_cluster, 2, log)
+    rows = {b"k%06d" % n: b"of another" for n in range(ROWS_OF_ANOTHER)}
+    with Admin(cluster.coordinators, timeout_ms=30_000) as admin:
+        gone = admin.keyspaces.create("gone", partition_count=4, replication_factor=1).keyspace
+        with cluster.client(timeout_ms=30_000) as client:
+            client.keyspace("gone").put_many(rows).raise_for_errors()
+        kept = copy_directory(cluster, tmp_path, stopped=False)
+        admin.keyspaces.drop("gone")
+
+        def is_forgotten(status: ClusterStatus) -> bool:
+            return not table_of(status).keyspaces.dropping
+
+        cluster.wait_for(is_forgotten, timeout_s=TIMEOUT_S, what="the keyspace is forgotten")
+        put_in_place(cluster, kept, tmp_path / "away")
+        cluster.wait_for(is_on_an_old_copy, timeout_s=TIMEOUT_S, what="n1 is back")
+        anew = admin.keyspaces.create("anew", partition_count=4, replication_factor=1).keyspace
+    assert anew.partition_ids == gone.partition_ids
+    status = cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every partition served")
+    table = table_of(status)
+    assert any(table.rows[p].primary == number_of(table, "n1") for p in anew.partition_ids)
+    with cluster.client(timeout_ms=30_000) as client:
+        keyspace = client.keyspace("anew")
+        assert not [entry.key for entry in keyspace.scan()]
+        keyspace.put_many(dict.fromkeys(KEYS, b"new")).raise_for_errors()
+        assert {entry.key for entry in keyspace.scan()} == set(KEYS)
+
+
+def is_on_an_old_copy(status: ClusterStatus) -> bool:
+    """Tell whether n1 has registered again, with another store."""
+    node = table_of(status).by_id[NodeId("n1")]
+    return node.node_epoch > 1 and node.status is NodeStatus.ACTIVE

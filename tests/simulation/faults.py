@@ -305,6 +305,7 @@ class Faults:
             self._note(f"replace the disk of {node.name}")
             disk.replace()
             disk.kept_at_epoch = 0
+            self._simulation.keyspaces.checker.on_disk_exchanged(node.name, by_an_old_copy=False)
             return
         as_a_volume = disk.kept_at_epoch < epoch and self._old_copies.random() < 0.5
         self._note(
@@ -312,6 +313,7 @@ class Faults:
             f"{epoch}" + ", as a volume" * as_a_volume
         )
         disk.put_back(epoch, as_a_volume=as_a_volume)
+        self._simulation.keyspaces.checker.on_disk_exchanged(node.name, by_an_old_copy=True)
 
     def _is_spare(self, node: SimulatedNode) -> bool:
         """Tell whether each partition has another in-sync replica, and the node is fenced."""

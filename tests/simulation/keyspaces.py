@@ -12,8 +12,9 @@ What must hold:
   not overlap;
 - what was answered has been done. From the answer to a drop on, no node serves the keyspace, and no
   operation on it succeeds;
-- once a keyspace is forgotten, no node holds anything of it, no node that comes back either. Its
-  partitions then go to another keyspace, in which nothing is ever found of it;
+- once a keyspace is forgotten, no node holds anything of it, no node that comes back either, except
+  on an old copy of its disk. Its partitions then go to another keyspace, in which nothing is ever
+  found of it: whoever leads there holds nothing of it when that begins;
 - what clients were told of each keyspace, from its creation to its drop, is linearizable.
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,9 +37,10 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.decide.keyspace_requests import Alteration
 from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_coordinator.leader.leadership import Leadership
+from koinon_node.core.membership.assignment import Adoption
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.keyspaces import ALTERABLE, DEFAULT_ID, Keyspace
-from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, Table
+from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, NodeId, Table
 from koinon_proto.partitioner import canonical_name
 from tests.checkers.history import Operation, Outcome
 from tests.simulation.checkers import ViolationError
@@ -73,6 +75,8 @@ class KeyspaceChecker:
         self._factors: dict[tuple[int, int], float] = {}  # (id, factor): when it was last set
         self.erased: dict[int, int] = {}
         """Partitions of keyspaces that were forgotten, and the last epochs that these had there."""
+        self._set_back: dict[str, set[int]] = {}
+        """By node: partitions of these of which its disk, an old copy, may hold something again."""
 
     # --- what is committed -------------------------------------------------------------------
 
@@ -162,8 +166,10 @@ class KeyspaceChecker:
                 raise ViolationError(f"{made} began with {row}")
             if row.primary_epoch <= self.erased.get(p, 0):
                 raise ViolationError(f"{row} of {made} has an epoch of the keyspace before")
+            if row.primary_epoch != made.first_epoch:
+                raise ViolationError(f"{row} of {made} does not begin with its first epoch")
         self._note("created")
-        return replace(wanted, keyspace_id=made.keyspace_id)
+        return replace(wanted, keyspace_id=made.keyspace_id, first_epoch=made.first_epoch)
 
     def _on_dropped(self, keyspace: Keyspace, table: Table) -> None:
         kept = [row for p in keyspace.partition_ids if not (row := table.rows[p]).unused]
@@ -176,6 +182,11 @@ class KeyspaceChecker:
             self.erased[p] = table.rows[p].primary_epoch
         self._simulation.checker.forget_acknowledged(keyspace.partition_ids)
         for node in self._simulation.nodes.values():
+            info = table.by_id.get(NodeId(node.name))
+            if info is not None and node.disk.is_known_as(info):  # it has said so of this disk
+                self._set_back.get(node.name, set()).difference_update(keyspace.partition_ids)
+            else:
+                self._set_back.setdefault(node.name, set()).update(keyspace.partition_ids)
             if node.life is not None and node.life.started:
                 self.on_started(node.life)
         self._note("forgotten")
@@ -185,15 +196,28 @@ class KeyspaceChecker:
 
     # --- nodes -------------------------------------------------------------------------------
 
+    def on_disk_exchanged(self, name: str, *, by_an_old_copy: bool) -> None:
+        """The node is about to start on another disk."""
+        self._set_back[name] = set(self.erased) if by_an_old_copy else set()
+
     def on_started(self, life: Life) -> None:
         """Check that the node holds nothing of keyspaces that were forgotten."""
-        for p, epoch in self.erased.items():
-            for key, record in life.held_of(p).items():
-                if record.sequence >> SEQUENCE_COUNTER_BITS <= epoch:
-                    raise ViolationError(
-                        f"{life.node.name} holds {key!r} of a keyspace that is forgotten: "
-                        f"partition {p}, epoch {epoch}, {record}"
-                    )
+        for p in self.erased.keys() - self._set_back.get(life.node.name, set()):
+            self._check_erased(life, p)
+
+    def on_adopted(self, life: Life, adoptions: Sequence[Adoption]) -> None:
+        """Check that what the node has taken over begins without anything of such a keyspace."""
+        for p, primary_epoch in adoptions:
+            if primary_epoch > self.erased.get(p, primary_epoch):
+                self._check_erased(life, p)
+
+    def _check_erased(self, life: Life, p: int) -> None:
+        for key, record in life.held_of(p).items():
+            if record.sequence >> SEQUENCE_COUNTER_BITS <= self.erased[p]:
+                raise ViolationError(
+                    f"{life.node.name} holds {key!r} of a keyspace that is forgotten: "
+                    f"partition {p}, epoch {self.erased[p]}, {record}"
+                )
 
     def on_gone(self, keyspace: Keyspace) -> None:
         """A drop was answered, and is in force."""

@@ -161,7 +161,7 @@ class Life:
         peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)
         seeded = random.Random(simulation.rng.random())
         self.follower = Follower(local, state, writer, peers, limits, seeded)
-        self.drops = CopyDropper(local, state, self.follower.applier)
+        self.drops = CopyDropper(local, state, self.follower)
         node.machine.services = {
             "read": self._read,
             "may_read": self._may_read,
@@ -294,7 +294,9 @@ class Life:
     # --- the agent's host --------------------------------------------------------------------
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        await self.drops.erased_past([a.partition_id for a in adoptions])
         await while_no_room(lambda: self.replicator.adopt(adoptions))
+        self.node.simulation.keyspaces.checker.on_adopted(self, adoptions)
 
     async def put_meta(self, values: dict[bytes, str]) -> None:
         await while_no_room(lambda: self._writer.put_meta(values))

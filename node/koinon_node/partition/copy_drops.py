@@ -1,4 +1,4 @@
-"""Deletes the copies that the table no longer assigns to this node (rule 15).
+"""Deletes copies that the table no longer assigns to this node (rule 15), and copies of the past.
 
 A drop first erases the partition's metadata and writes a marker, in one transaction: from then on
 the copy is unusable, although data is left. Small steps then delete the data, and at last the
@@ -9,20 +9,28 @@ are being dropped: a transaction costs time, however little it deletes.
 All copies of a dropped keyspace are deleted. Once none is left here, and no write under way can
 create one, the node reports the keyspace (``erased``). Another keyspace gets its partitions only
 after every node has reported it.
+
+A disk may be set back after that report: by an old copy of the directory, or by a crash of the
+machine with ``durability = interval``. The node then holds the erased rows again, and another
+keyspace may have the partitions. Such a copy is of the past (``is_of_past``) until it is erased,
+whoever has a lease. It is erased first and at full speed: this node neither leads nor follows the
+partition before (``erased_past``, ``Wanted``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
 from koinon_node.core.formats import records
 from koinon_node.core.formats.records import PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
-from koinon_node.replication.applier import Applier, Change, Done
+from koinon_node.replication.applier import Change, Done
+from koinon_node.replication.follower import Follower
 from koinon_node.state import NodeState
 from koinon_node.storage.local_replicas import LocalReplicas
 from koinon_proto.contract.errors import KoinonError, StorageFullError, UnavailableError
@@ -34,15 +42,18 @@ STEP_ROWS = 1_000
 _STEP_PARTITIONS = 64
 _DUTY = 0.1  # the share of time spent on drops: no caller waits for them
 _RETRY_S = 1.0
+_Which = Callable[[Sequence[int]], list[int]]
+"""Returns those of the partitions that still have to go."""
 
 
 class CopyDropper:
     """Drops copies in the background. Belongs to the event loop's thread."""
 
-    def __init__(self, local: LocalReplicas, state: NodeState, applier: Applier) -> None:
+    def __init__(self, local: LocalReplicas, state: NodeState, follower: Follower) -> None:
         self._state = state
         self._store = local.store
-        self._applier = applier
+        self._follower = follower
+        self._applier = follower.applier
         self._copies = local.copies
         self._due = asyncio.Event()
         self.erased: tuple[int, ...] = ()  # ids of dropped keyspaces without any data here
@@ -57,7 +68,10 @@ class CopyDropper:
             self._due.clear()
             left = False
             try:
-                await self._drop(self.candidates())
+                if past := self._of_past():
+                    await self._drop(past, self._still_of_past, duty=1.0)
+                    self._follower.look_again()
+                await self._drop(self.candidates(), self._still_left_out, duty=_DUTY)
                 await self._look_for_erased()
             except (StorageFullError, UnavailableError) as error:
                 log.warning("copies were not deleted, retrying error=%s", error)
@@ -94,10 +108,30 @@ class CopyDropper:
         held = np.flatnonzero((copies.complete_through != 0) | (copies.states != 0))
         return sorted(left_out.intersection((*held.tolist(), *copies.epochs)))
 
-    def _left_out(self, partition_ids: Sequence[int]) -> list[int]:
-        """Return the partitions whose current row does not list this node."""
+    def _still_left_out(self, partition_ids: Sequence[int]) -> list[int]:
+        """Return the partitions whose current row does not list this node; none while copies of the
+        past have to be erased first.
+        """
         rows, number = self._rows()
-        return [p for p in partition_ids if p < len(rows) and number not in rows[p].replicas]
+        left = [p for p in partition_ids if p < len(rows) and number not in rows[p].replicas]
+        return left if left and not self._of_past() else []
+
+    def _of_past(self) -> list[int]:
+        """Return the partitions that have a keyspace, and copies of the past here."""
+        table = self._state.served.table
+        if table is None:
+            return []
+        ids = [keyspace.partition_ids for keyspace in table.keyspaces if keyspace.first_epoch > 1]
+        return self._still_of_past(list(chain.from_iterable(ids)))
+
+    def _still_of_past(self, partition_ids: Sequence[int]) -> list[int]:
+        table = self._state.served.table
+        return self._copies.of_past(table.keyspaces, partition_ids) if table is not None else []
+
+    async def erased_past(self, partition_ids: Sequence[int]) -> None:
+        """Wait until no copy of the past is here of these, which are about to be led."""
+        while self._still_of_past(partition_ids):
+            await self._applier.changed()
 
     def _rows(self) -> tuple[Sequence[PartitionRow], NodeNumber]:
         """Return the current rows and this node's number. There are no rows unless the node is
@@ -111,36 +145,36 @@ class CopyDropper:
         known = node is not None and node.node_epoch == served.node_epoch
         return table.rows if known else (), number
 
-    async def _drop(self, partition_ids: Sequence[int]) -> None:
-        """Drop these copies in shared transactions."""
+    async def _drop(self, partition_ids: Sequence[int], still: _Which, *, duty: float) -> None:
+        """Drop these copies in shared transactions. ``duty``: the share of time spent on it."""
         await self._applier.idle(partition_ids)
         await self._applier.led(partition_ids)  # a dropped keyspace's primary was not drained
-        left = self._left_out(partition_ids)
+        left = still(partition_ids)
         if not left:
             return
         loop = asyncio.get_running_loop()
         await self._erase(left)
         log.debug("copies dropped, deleting their data partitions=%d", len(left))
-        while left := self._left_out(left):
+        while left := still(left):
             began = loop.time()
-            deleted = await self._step(left)
+            deleted = await self._step(left, still)
             left = [p for p in left if p not in deleted]
-            await asyncio.sleep((loop.time() - began) * (1 / _DUTY - 1))
+            await asyncio.sleep((loop.time() - began) * (1 / duty - 1))
 
     async def _erase(self, partition_ids: Sequence[int]) -> None:
         """Durably delete the metadata that makes the copies' data count."""
         markers = [(records.dropping_key(p), b"") for p in partition_ids]
         await self._change(partition_ids, CopyState.UNUSABLE, metadata=markers)
 
-    async def _step(self, partition_ids: Sequence[int]) -> set[int]:
-        """Delete the next rows, and the metadata of copies without rows left; return these
-        copies.
+    async def _step(self, partition_ids: Sequence[int], still: _Which) -> set[int]:
+        """Delete the next rows, and the metadata of copies without rows left; return these copies.
+        Once the store has settled, nothing runs between the check of the row and the change.
         """
         keys: list[bytes] = []
         holding: list[int] = []
         empty: list[int] = []
         await self._applier.settle(*partition_ids[:_STEP_PARTITIONS])
-        for partition_id in partition_ids[:_STEP_PARTITIONS]:
+        for partition_id in still(partition_ids[:_STEP_PARTITIONS]):
             found = self._store.scan_keys(partition_id, b"", b"", STEP_ROWS - len(keys))
             keys += found
             (holding if found else empty).append(partition_id)

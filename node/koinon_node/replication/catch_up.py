@@ -468,6 +468,9 @@ class Fetcher:
             return
         while len(self._writing) >= _PAGES_IN_FLIGHT:
             await self._writing.popleft()
+        if epochs is None and not self._copies.epochs_of(self._partition_id).primary_epoch:
+            # A copy that begins has an epoch from its first row on: see ``copies.is_of_past``.
+            epochs = PartitionEpochs(primary_epoch=self._epoch)
         ids, column = one(self._partition_id, through)
         _, floors = one(self._partition_id, purge_floor)
         change = Change(

@@ -82,9 +82,7 @@ class Follower:
             self._links.clear()
         context.table, context.number, context.node_epoch = table, number, node_epoch
         confirmed = node_epoch if context.state.confirmed(node_epoch) else 0
-        wants = self._wanted.of(
-            table, number, confirmed, lambda p: context.copies.epochs_of(p).primary_epoch
-        )
+        wants = self._wanted.of(table, number, confirmed, context.copies)
         for primary, link in list(self._links.items()):
             node = table.nodes[primary] if primary in wants else None
             known = link.node
@@ -101,6 +99,12 @@ class Follower:
             self._links[primary].update(partitions)
         context.changed.set()
         context.wake()
+
+    def look_again(self) -> None:
+        """Follow what may be followed now that a copy of the past is erased."""
+        context = self._context
+        if context.table is not None:
+            self.on_table(context.table, context.number, context.node_epoch)
 
     def leave(self) -> None:
         """Ask all primaries to remove this node from in_sync, since it is about to stop, and open

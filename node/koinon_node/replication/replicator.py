@@ -26,7 +26,7 @@ from koinon_node.core.formats import records
 from koinon_node.core.formats.records import PartitionEpochs, U32Array
 from koinon_node.core.formats.writer_frames import Writes
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.core.replication.copies import Copy, CopyState
+from koinon_node.core.replication.copies import Copy, CopyState, is_of_past
 from koinon_node.core.replication.in_sync_and_hand_over import RowChange
 from koinon_node.core.writes.commit_group import CommitGroup, GroupState, Ticket, Waiter
 from koinon_node.core.writes.write_decisions import Effects
@@ -278,6 +278,8 @@ class Replicator:
 
     async def adopt(self, adoptions: Iterable[Adoption]) -> None:
         """Persist the epochs, then take the partitions over. An epoch below a newer one is skipped.
+        So is a copy of the past: it was erased before this call, or the partition is another
+        keyspace's since, and has a newer epoch.
 
         Raises:
             StorageFullError: there is no room; no partition was adopted.
@@ -286,10 +288,12 @@ class Replicator:
             # Queued writes of these partitions come first: they change the copies.
             await self._writer.barrier()
             wanted = {a.partition_id: a.primary_epoch for a in adoptions}
+            table = self._state.served.table
             copies = {
                 p: copy
                 for p, copy in self._store.read_copies(list(wanted)).items()
                 if wanted[p] > copy.epochs.primary_epoch
+                and not (table is not None and is_of_past(copy.epochs, table.keyspaces.of(p)))
             }
             entries = {
                 p: copy.epochs.adopted(

@@ -220,6 +220,8 @@ def _keyspace(m: Any) -> None:
         _refuse("max_rows_per_s", 4611686018427387903, m.max_rows_per_s)
     if m.max_bytes_per_s > 4611686018427387903:
         _refuse("max_bytes_per_s", 4611686018427387903, m.max_bytes_per_s)
+    if m.first_epoch > 16777215:
+        _refuse("first_epoch", 16777215, m.first_epoch)
 
 
 def _keyspace_list(m: Any) -> None:

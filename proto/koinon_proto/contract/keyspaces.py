@@ -100,6 +100,9 @@ class Keyspace:
     gone for everybody, and nodes still erase its copies. ``default_ttl_ms`` and ``max_ttl_ms``: see
     ``unnamed_ttl_ms``; 0: there is none. ``max_rows_per_s`` and ``max_bytes_per_s`` (of keys and
     values): what its clients may read and write in the whole cluster; 0: no limit.
+
+    ``first_epoch``: the primary epoch with which all of its rows began, above each that a keyspace
+    before it had in these partitions. A copy of a lower epoch is of such a keyspace.
     """
 
     keyspace_id: KeyspaceId
@@ -117,6 +120,7 @@ class Keyspace:
     max_ttl_ms: int = 0
     max_rows_per_s: int = 0
     max_bytes_per_s: int = 0
+    first_epoch: int = 0
 
     @property
     def partition_ids(self) -> range:

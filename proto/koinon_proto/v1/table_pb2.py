@@ -24,39 +24,39 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/table.proto\x12\tkoinon.v1\"<\n\x0fGetTableRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rknown_version\x18\x02 \x01(\x04\"\xf5\x02\n\rClusterConfig\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x13\n\x0bpartitioner\x18\x02 \x01(\t\x12\x17\n\x0fpartition_count\x18\x03 \x01(\r\x12\x1a\n\x12replication_factor\x18\x04 \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x05 \x01(\r\x12\x17\n\x0f\x62ootstrap_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_value_bytes\x18\x07 \x01(\r\x12\x1d\n\x15heartbeat_interval_ms\x18\x08 \x01(\r\x12\x1a\n\x12session_timeout_ms\x18\t \x01(\r\x12\x10\n\x08lease_ms\x18\n \x01(\r\x12\x17\n\x0f\x63heck_quorum_ms\x18\x0b \x01(\r\x12\x1a\n\x12replica_timeout_ms\x18\x0c \x01(\r\x12\x1c\n\x14rereplicate_after_ms\x18\r \x01(\x04\x12\x1f\n\x17partitioner_fingerprint\x18\x0e \x01(\x0c\"\xd4\x02\n\x08Keyspace\x12\x13\n\x0bkeyspace_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x17\n\x0fpartition_count\x18\x04 \x01(\r\x12\x13\n\x0bpartitioner\x18\x05 \x01(\t\x12\x1f\n\x17partitioner_fingerprint\x18\x06 \x01(\x0c\x12\x1a\n\x12replication_factor\x18\x07 \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x08 \x01(\r\x12\x17\n\x0fmax_value_bytes\x18\t \x01(\r\x12\x0c\n\x04pool\x18\n \x01(\t\x12\x13\n\x0bis_dropping\x18\x0b \x01(\x08\x12\x16\n\x0e\x64\x65\x66\x61ult_ttl_ms\x18\x0c \x01(\x04\x12\x12\n\nmax_ttl_ms\x18\r \x01(\x04\x12\x16\n\x0emax_rows_per_s\x18\x0e \x01(\x04\x12\x17\n\x0fmax_bytes_per_s\x18\x0f \x01(\x04\"J\n\x0cKeyspaceList\x12\x12\n\nchanged_at\x18\x01 \x01(\x04\x12&\n\tkeyspaces\x18\x02 \x03(\x0b\x32\x13.koinon.v1.Keyspace\"P\n\x0cMoveSettings\x12\x0e\n\x06paused\x18\x01 \x01(\x08\x12\x18\n\x10\x62ytes_per_second\x18\x02 \x01(\x04\x12\x16\n\x0emoves_per_node\x18\x03 \x01(\r\".\n\tRedisPort\x12\x10\n\x08keyspace\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xad\x02\n\x08NodeInfo\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x12\n\nnode_epoch\x18\x05 \x01(\x04\x12%\n\x06status\x18\x06 \x01(\x0e\x32\x15.koinon.v1.NodeStatus\x12\x10\n\x08store_id\x18\x07 \x01(\t\x12\x12\n\nchanged_at\x18\x08 \x01(\x04\x12\x0e\n\x06weight\x18\t \x01(\r\x12\x1b\n\x13registration_digest\x18\n \x01(\x0c\x12\x15\n\rredis_address\x18\x0b \x01(\t\x12\x0c\n\x04pool\x18\x0c \x01(\t\x12)\n\x0bredis_ports\x18\r \x03(\x0b\x32\x14.koinon.v1.RedisPort\"\xb4\x02\n\x0cPartitionRow\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x10\n\x08replicas\x18\x02 \x03(\r\x12\x0f\n\x07in_sync\x18\x03 \x03(\r\x12\x0f\n\x07primary\x18\x04 \x01(\r\x12\x15\n\rprimary_epoch\x18\x05 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x06 \x01(\x04\x12\x0e\n\x06\x61\x64\x64ing\x18\x07 \x03(\r\x12\x10\n\x08removing\x18\x08 \x03(\r\x12*\n\x06status\x18\t \x01(\x0e\x32\x1a.koinon.v1.PartitionStatus\x12\x30\n\x0eoffline_reason\x18\n \x01(\x0e\x32\x18.koinon.v1.OfflineReason\x12\x12\n\nchanged_at\x18\x0b \x01(\x04\x12\x16\n\x0ewanted_primary\x18\x0c \x01(\r\"\xc2\x02\n\x0bTableUpdate\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12)\n\x07\x63luster\x18\x02 \x01(\x0b\x32\x18.koinon.v1.ClusterConfig\x12\x14\n\x0c\x62\x61se_version\x18\x03 \x01(\x04\x12\x15\n\rtable_version\x18\x04 \x01(\x04\x12\"\n\x05nodes\x18\x05 \x03(\x0b\x32\x13.koinon.v1.NodeInfo\x12%\n\x04rows\x18\x06 \x03(\x0b\x32\x17.koinon.v1.PartitionRow\x12&\n\x05moves\x18\x07 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\x12$\n\x05loads\x18\x08 \x03(\x0b\x32\x15.koinon.v1.ActiveLoad\x12*\n\tkeyspaces\x18\t \x01(\x0b\x32\x17.koinon.v1.KeyspaceList\"o\n\nActiveLoad\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0f\n\x07merging\x18\x02 \x01(\x08\x12\x14\n\x0c\x63ommitted_at\x18\x03 \x01(\x04\x12\x14\n\x0cowner_digest\x18\x04 \x01(\x0c\x12\x13\n\x0bkeyspace_id\x18\x05 \x01(\r*\x89\x01\n\nNodeStatus\x12\x1b\n\x17NODE_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATUS_FENCED\x10\x01\x12\x16\n\x12NODE_STATUS_ACTIVE\x10\x02\x12\x18\n\x14NODE_STATUS_DRAINING\x10\x03\x12\x14\n\x10NODE_STATUS_LEFT\x10\x04*\x8d\x01\n\x0fPartitionStatus\x12 \n\x1cPARTITION_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n\x19PARTITION_STATUS_ASSIGNED\x10\x01\x12\x1b\n\x17PARTITION_STATUS_ONLINE\x10\x02\x12\x1c\n\x18PARTITION_STATUS_OFFLINE\x10\x03*r\n\rOfflineReason\x12\x1e\n\x1aOFFLINE_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1eOFFLINE_REASON_NO_LIVE_REPLICA\x10\x01\x12\x1d\n\x19OFFLINE_REASON_STORE_LOST\x10\x02\x32\x92\x01\n\x0cTableService\x12>\n\x08GetTable\x12\x1a.koinon.v1.GetTableRequest\x1a\x16.koinon.v1.TableUpdate\x12\x42\n\nWatchTable\x12\x1a.koinon.v1.GetTableRequest\x1a\x16.koinon.v1.TableUpdate0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/table.proto\x12\tkoinon.v1\"<\n\x0fGetTableRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rknown_version\x18\x02 \x01(\x04\"\xf5\x02\n\rClusterConfig\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x13\n\x0bpartitioner\x18\x02 \x01(\t\x12\x17\n\x0fpartition_count\x18\x03 \x01(\r\x12\x1a\n\x12replication_factor\x18\x04 \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x05 \x01(\r\x12\x17\n\x0f\x62ootstrap_nodes\x18\x06 \x01(\r\x12\x17\n\x0fmax_value_bytes\x18\x07 \x01(\r\x12\x1d\n\x15heartbeat_interval_ms\x18\x08 \x01(\r\x12\x1a\n\x12session_timeout_ms\x18\t \x01(\r\x12\x10\n\x08lease_ms\x18\n \x01(\r\x12\x17\n\x0f\x63heck_quorum_ms\x18\x0b \x01(\r\x12\x1a\n\x12replica_timeout_ms\x18\x0c \x01(\r\x12\x1c\n\x14rereplicate_after_ms\x18\r \x01(\x04\x12\x1f\n\x17partitioner_fingerprint\x18\x0e \x01(\x0c\"\xe9\x02\n\x08Keyspace\x12\x13\n\x0bkeyspace_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\r\x12\x17\n\x0fpartition_count\x18\x04 \x01(\r\x12\x13\n\x0bpartitioner\x18\x05 \x01(\t\x12\x1f\n\x17partitioner_fingerprint\x18\x06 \x01(\x0c\x12\x1a\n\x12replication_factor\x18\x07 \x01(\r\x12\x13\n\x0bmin_in_sync\x18\x08 \x01(\r\x12\x17\n\x0fmax_value_bytes\x18\t \x01(\r\x12\x0c\n\x04pool\x18\n \x01(\t\x12\x13\n\x0bis_dropping\x18\x0b \x01(\x08\x12\x16\n\x0e\x64\x65\x66\x61ult_ttl_ms\x18\x0c \x01(\x04\x12\x12\n\nmax_ttl_ms\x18\r \x01(\x04\x12\x16\n\x0emax_rows_per_s\x18\x0e \x01(\x04\x12\x17\n\x0fmax_bytes_per_s\x18\x0f \x01(\x04\x12\x13\n\x0b\x66irst_epoch\x18\x10 \x01(\x04\"J\n\x0cKeyspaceList\x12\x12\n\nchanged_at\x18\x01 \x01(\x04\x12&\n\tkeyspaces\x18\x02 \x03(\x0b\x32\x13.koinon.v1.Keyspace\"P\n\x0cMoveSettings\x12\x0e\n\x06paused\x18\x01 \x01(\x08\x12\x18\n\x10\x62ytes_per_second\x18\x02 \x01(\x04\x12\x16\n\x0emoves_per_node\x18\x03 \x01(\r\".\n\tRedisPort\x12\x10\n\x08keyspace\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xad\x02\n\x08NodeInfo\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x12\n\nnode_epoch\x18\x05 \x01(\x04\x12%\n\x06status\x18\x06 \x01(\x0e\x32\x15.koinon.v1.NodeStatus\x12\x10\n\x08store_id\x18\x07 \x01(\t\x12\x12\n\nchanged_at\x18\x08 \x01(\x04\x12\x0e\n\x06weight\x18\t \x01(\r\x12\x1b\n\x13registration_digest\x18\n \x01(\x0c\x12\x15\n\rredis_address\x18\x0b \x01(\t\x12\x0c\n\x04pool\x18\x0c \x01(\t\x12)\n\x0bredis_ports\x18\r \x03(\x0b\x32\x14.koinon.v1.RedisPort\"\xb4\x02\n\x0cPartitionRow\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x10\n\x08replicas\x18\x02 \x03(\r\x12\x0f\n\x07in_sync\x18\x03 \x03(\r\x12\x0f\n\x07primary\x18\x04 \x01(\r\x12\x15\n\rprimary_epoch\x18\x05 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x06 \x01(\x04\x12\x0e\n\x06\x61\x64\x64ing\x18\x07 \x03(\r\x12\x10\n\x08removing\x18\x08 \x03(\r\x12*\n\x06status\x18\t \x01(\x0e\x32\x1a.koinon.v1.PartitionStatus\x12\x30\n\x0eoffline_reason\x18\n \x01(\x0e\x32\x18.koinon.v1.OfflineReason\x12\x12\n\nchanged_at\x18\x0b \x01(\x04\x12\x16\n\x0ewanted_primary\x18\x0c \x01(\r\"\xc2\x02\n\x0bTableUpdate\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12)\n\x07\x63luster\x18\x02 \x01(\x0b\x32\x18.koinon.v1.ClusterConfig\x12\x14\n\x0c\x62\x61se_version\x18\x03 \x01(\x04\x12\x15\n\rtable_version\x18\x04 \x01(\x04\x12\"\n\x05nodes\x18\x05 \x03(\x0b\x32\x13.koinon.v1.NodeInfo\x12%\n\x04rows\x18\x06 \x03(\x0b\x32\x17.koinon.v1.PartitionRow\x12&\n\x05moves\x18\x07 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\x12$\n\x05loads\x18\x08 \x03(\x0b\x32\x15.koinon.v1.ActiveLoad\x12*\n\tkeyspaces\x18\t \x01(\x0b\x32\x17.koinon.v1.KeyspaceList\"o\n\nActiveLoad\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0f\n\x07merging\x18\x02 \x01(\x08\x12\x14\n\x0c\x63ommitted_at\x18\x03 \x01(\x04\x12\x14\n\x0cowner_digest\x18\x04 \x01(\x0c\x12\x13\n\x0bkeyspace_id\x18\x05 \x01(\r*\x89\x01\n\nNodeStatus\x12\x1b\n\x17NODE_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12NODE_STATUS_FENCED\x10\x01\x12\x16\n\x12NODE_STATUS_ACTIVE\x10\x02\x12\x18\n\x14NODE_STATUS_DRAINING\x10\x03\x12\x14\n\x10NODE_STATUS_LEFT\x10\x04*\x8d\x01\n\x0fPartitionStatus\x12 \n\x1cPARTITION_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n\x19PARTITION_STATUS_ASSIGNED\x10\x01\x12\x1b\n\x17PARTITION_STATUS_ONLINE\x10\x02\x12\x1c\n\x18PARTITION_STATUS_OFFLINE\x10\x03*r\n\rOfflineReason\x12\x1e\n\x1aOFFLINE_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1eOFFLINE_REASON_NO_LIVE_REPLICA\x10\x01\x12\x1d\n\x19OFFLINE_REASON_STORE_LOST\x10\x02\x32\x92\x01\n\x0cTableService\x12>\n\x08GetTable\x12\x1a.koinon.v1.GetTableRequest\x1a\x16.koinon.v1.TableUpdate\x12\x42\n\nWatchTable\x12\x1a.koinon.v1.GetTableRequest\x1a\x16.koinon.v1.TableUpdate0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.table_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODESTATUS']._serialized_start=2083
-  _globals['_NODESTATUS']._serialized_end=2220
-  _globals['_PARTITIONSTATUS']._serialized_start=2223
-  _globals['_PARTITIONSTATUS']._serialized_end=2364
-  _globals['_OFFLINEREASON']._serialized_start=2366
-  _globals['_OFFLINEREASON']._serialized_end=2480
+  _globals['_NODESTATUS']._serialized_start=2104
+  _globals['_NODESTATUS']._serialized_end=2241
+  _globals['_PARTITIONSTATUS']._serialized_start=2244
+  _globals['_PARTITIONSTATUS']._serialized_end=2385
+  _globals['_OFFLINEREASON']._serialized_start=2387
+  _globals['_OFFLINEREASON']._serialized_end=2501
   _globals['_GETTABLEREQUEST']._serialized_start=42
   _globals['_GETTABLEREQUEST']._serialized_end=102
   _globals['_CLUSTERCONFIG']._serialized_start=105
   _globals['_CLUSTERCONFIG']._serialized_end=478
   _globals['_KEYSPACE']._serialized_start=481
-  _globals['_KEYSPACE']._serialized_end=821
-  _globals['_KEYSPACELIST']._serialized_start=823
-  _globals['_KEYSPACELIST']._serialized_end=897
-  _globals['_MOVESETTINGS']._serialized_start=899
-  _globals['_MOVESETTINGS']._serialized_end=979
-  _globals['_REDISPORT']._serialized_start=981
-  _globals['_REDISPORT']._serialized_end=1027
-  _globals['_NODEINFO']._serialized_start=1030
-  _globals['_NODEINFO']._serialized_end=1331
-  _globals['_PARTITIONROW']._serialized_start=1334
-  _globals['_PARTITIONROW']._serialized_end=1642
-  _globals['_TABLEUPDATE']._serialized_start=1645
-  _globals['_TABLEUPDATE']._serialized_end=1967
-  _globals['_ACTIVELOAD']._serialized_start=1969
-  _globals['_ACTIVELOAD']._serialized_end=2080
-  _globals['_TABLESERVICE']._serialized_start=2483
-  _globals['_TABLESERVICE']._serialized_end=2629
+  _globals['_KEYSPACE']._serialized_end=842
+  _globals['_KEYSPACELIST']._serialized_start=844
+  _globals['_KEYSPACELIST']._serialized_end=918
+  _globals['_MOVESETTINGS']._serialized_start=920
+  _globals['_MOVESETTINGS']._serialized_end=1000
+  _globals['_REDISPORT']._serialized_start=1002
+  _globals['_REDISPORT']._serialized_end=1048
+  _globals['_NODEINFO']._serialized_start=1051
+  _globals['_NODEINFO']._serialized_end=1352
+  _globals['_PARTITIONROW']._serialized_start=1355
+  _globals['_PARTITIONROW']._serialized_end=1663
+  _globals['_TABLEUPDATE']._serialized_start=1666
+  _globals['_TABLEUPDATE']._serialized_end=1988
+  _globals['_ACTIVELOAD']._serialized_start=1990
+  _globals['_ACTIVELOAD']._serialized_end=2101
+  _globals['_TABLESERVICE']._serialized_start=2504
+  _globals['_TABLESERVICE']._serialized_end=2650
 # @@protoc_insertion_point(module_scope)

@@ -81,7 +81,7 @@ class ClusterConfig(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., check_quorum_ms: _Optional[int] = ..., replica_timeout_ms: _Optional[int] = ..., rereplicate_after_ms: _Optional[int] = ..., partitioner_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Keyspace(_message.Message):
-    __slots__ = ("keyspace_id", "name", "base", "partition_count", "partitioner", "partitioner_fingerprint", "replication_factor", "min_in_sync", "max_value_bytes", "pool", "is_dropping", "default_ttl_ms", "max_ttl_ms", "max_rows_per_s", "max_bytes_per_s")
+    __slots__ = ("keyspace_id", "name", "base", "partition_count", "partitioner", "partitioner_fingerprint", "replication_factor", "min_in_sync", "max_value_bytes", "pool", "is_dropping", "default_ttl_ms", "max_ttl_ms", "max_rows_per_s", "max_bytes_per_s", "first_epoch")
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Keyspace(_message.Message):
     MAX_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_PER_S_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     keyspace_id: int
     name: str
     base: int
@@ -112,7 +113,8 @@ class Keyspace(_message.Message):
     max_ttl_ms: int
     max_rows_per_s: int
     max_bytes_per_s: int
-    def __init__(self, keyspace_id: _Optional[int] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., partition_count: _Optional[int] = ..., partitioner: _Optional[str] = ..., partitioner_fingerprint: _Optional[bytes] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., is_dropping: bool = ..., default_ttl_ms: _Optional[int] = ..., max_ttl_ms: _Optional[int] = ..., max_rows_per_s: _Optional[int] = ..., max_bytes_per_s: _Optional[int] = ...) -> None: ...
+    first_epoch: int
+    def __init__(self, keyspace_id: _Optional[int] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., partition_count: _Optional[int] = ..., partitioner: _Optional[str] = ..., partitioner_fingerprint: _Optional[bytes] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., is_dropping: bool = ..., default_ttl_ms: _Optional[int] = ..., max_ttl_ms: _Optional[int] = ..., max_rows_per_s: _Optional[int] = ..., max_bytes_per_s: _Optional[int] = ..., first_epoch: _Optional[int] = ...) -> None: ...
 
 class KeyspaceList(_message.Message):
     __slots__ = ("changed_at", "keyspaces")

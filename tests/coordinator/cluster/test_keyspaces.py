@@ -114,7 +114,8 @@ def test_creation_that_is_repeated_changes_nothing_and_another_of_the_name_is_re
     assert decide_creation(state, wanted()) == vip
     with pytest.raises(KeyspaceChangeError, match="there already, with another replication_factor"):
         decide_creation(state, wanted(replication_factor=1))
-    late = CreateKeyspace(keyspace=replace(vip, keyspace_id=KeyspaceId(0)), replicas=())
+    asked = replace(vip, keyspace_id=KeyspaceId(0), first_epoch=0)
+    late = CreateKeyspace(keyspace=asked, replicas=())
     assert rejected(state.apply(late)) is Reason.KEYSPACE_EXISTS
     assert state.image() == before
 
@@ -161,8 +162,9 @@ def test_creation_is_checked_again_where_it_is_applied() -> None:
     assert isinstance(command, CreateKeyspace)
     fence(state, 3)
     assert rejected(state.apply(command)) is Reason.BAD_ASSIGNMENT
-    beyond = replace(command, keyspace=replace(command.keyspace, base=9))
-    assert rejected(state.apply(beyond)) is Reason.BAD_VALUE
+    for given in ({"base": 9}, {"first_epoch": 1}):
+        bad = replace(command, keyspace=replace(command.keyspace, **given))  # type: ignore[arg-type]
+        assert rejected(state.apply(bad)) is Reason.BAD_VALUE
     assert len(state.keyspaces) == 1
 
 
@@ -316,6 +318,32 @@ def test_partitions_return_only_when_every_node_has_erased_them_and_at_higher_ep
     third = created(state, wanted("third"))
     assert (third.base, third.keyspace_id) == (vip.base, 3)
     assert all(row_of(state, p).primary_epoch > epochs[p] for p in third.partition_ids)
+
+
+def test_rows_of_a_keyspace_begin_with_one_epoch_above_all_that_were_there() -> None:
+    """So the epoch of a copy tells whether it is of the keyspace."""
+    state = with_nodes()
+    vip = created(state, wanted(replication_factor=2))
+    assert vip.first_epoch == 1
+    fence(state, row_of(state, vip.base).primary)
+    epochs = [row_of(state, p).primary_epoch for p in vip.partition_ids]
+    assert sorted(set(epochs)) == [1, 2]
+    dropped(state, "vip")
+    forgotten(state, vip)
+    more = created(state, wanted("more", partition_count=PARTITIONS + 2))
+    assert (more.base, more.first_epoch) == (vip.base, 3)
+    assert {row_of(state, p).primary_epoch for p in more.partition_ids} == {3}
+    image = state.image()
+    assert image_from_bytes(image_to_bytes(image)) == image
+    table = state.table()
+    assert table is not None
+    known = apply_update(None, convert.update_from_proto(convert.update_to_proto(table.since(0))))
+    assert known is not None
+    assert known.keyspaces.named("more") == more
+    assert decide_creation(state, wanted("more", partition_count=PARTITIONS + 2)) == more
+    change = decide_alteration(state, "more", Alteration(max_value_bytes=7))
+    assert isinstance(state.apply(change), KeyspaceChanged)
+    assert state.keyspaces.named("more").first_epoch == 3
 
 
 def test_keyspace_is_not_dropped_under_a_bulk_load_nor_loaded_once_it_is_gone() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from koinon_node.core.formats.records import EpochStart, PartitionEpochs
-from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.copies import Copies, CopyState
 from koinon_node.core.replication.openings import (
     PULLED_MAX,
     REPORTED_MAX,
@@ -37,13 +38,17 @@ from koinon_node.core.replication.replica_sync import (
     retry_delay_s,
 )
 from koinon_proto.contract.table import NO_NODE, NodeStatus, first_sequence
-from tests.node.kit.scripted_primary import ME, P1, P2, a_row, a_table
+from tests.node.kit.scripted_primary import ME, P1, P2, a_row, a_table, in_keyspace
 
 E5, E6, E7 = map(first_sequence, (5, 6, 7))
 
 
-def never_seen(_: int) -> int:
-    return 0
+def seen(*epochs: int) -> Copies:
+    """Return the copies of a store that has seen these epochs, of the first partitions."""
+    through = np.zeros(8, np.uint64)
+    through[: len(epochs)] = list(map(first_sequence, epochs))
+    known = {p: PartitionEpochs(primary_epoch=epoch) for p, epoch in enumerate(epochs)}
+    return Copies(through, np.zeros(8, np.uint64), np.zeros(8, np.uint8), known)
 
 
 def opened(following: ReplicaSync, answer: Opened, step: Step) -> Followed:
@@ -70,7 +75,7 @@ def test_wanted_is_what_the_rows_give_to_others_and_keep_here() -> None:
         a_row(4, replicas=(P1, P2)),
         a_row(5, NO_NODE),
     ]
-    found = Wanted().of(a_table(1, rows), ME, 1, never_seen)
+    found = Wanted().of(a_table(1, rows), ME, 1, seen())
     assert found == {
         P1: {0: Want(5, 5, Rank.IN_SYNC), 2: Want(5, 5, Rank.ADDING)},
         P2: {1: Want(5, 5, Rank.SETTLED)},
@@ -79,17 +84,28 @@ def test_wanted_is_what_the_rows_give_to_others_and_keep_here() -> None:
 
 def test_wanted_is_nothing_without_a_current_registration() -> None:
     table = a_table(1, [a_row(0)], node_epoch=3)
-    assert Wanted().of(table, ME, 3, never_seen)
-    assert not Wanted().of(table, ME, 4, never_seen)
-    assert not Wanted().of(table, ME, 0, never_seen)
+    assert Wanted().of(table, ME, 3, seen())
+    assert not Wanted().of(table, ME, 4, seen())
+    assert not Wanted().of(table, ME, 0, seen())
     fenced = replace(table.nodes[ME], status=NodeStatus.FENCED)
-    assert not Wanted().of(replace(table, nodes={**table.nodes, ME: fenced}), ME, 3, never_seen)
+    assert not Wanted().of(replace(table, nodes={**table.nodes, ME: fenced}), ME, 3, seen())
 
 
 def test_wanted_leaves_out_epochs_below_one_seen() -> None:
     table = a_table(1, [a_row(0, epoch=5)])
-    assert Wanted().of(table, ME, 1, lambda p: 5)
-    assert not Wanted().of(table, ME, 1, lambda p: 6)
+    assert Wanted().of(table, ME, 1, seen(*[5] * 6))
+    assert not Wanted().of(table, ME, 1, seen(6))
+
+
+def test_wanted_leaves_out_a_copy_of_the_past_until_it_is_erased() -> None:
+    rows = [a_row(0, ME), a_row(1), a_row(2)]
+    table = in_keyspace(a_table(1, rows), range(1, 3), first_epoch=5)
+    copies, kept = seen(4, 4, 5), Wanted()
+    for _ in range(2):
+        assert kept.of(table, ME, 1, copies) == {P1: {2: Want(5, 5, Rank.IN_SYNC)}}
+    copies.complete_through[1] = 0
+    del copies.epochs[1]
+    assert set(kept.of(table, ME, 1, copies)[P1]) == {1, 2}
 
 
 def test_wanted_from_table_to_table_is_what_the_newest_says_alone() -> None:
@@ -107,8 +123,8 @@ def test_wanted_from_table_to_table_is_what_the_newest_says_alone() -> None:
         )
         node_epoch = 1 if rng.random() < 0.9 else 0
         table = a_table(version, list(rows))
-        found = kept.of(table, ME, node_epoch, lambda p: 5)
-        assert found == Wanted().of(table, ME, node_epoch, lambda p: 5)
+        found = kept.of(table, ME, node_epoch, seen(*[5] * 6))
+        assert found == Wanted().of(table, ME, node_epoch, seen(*[5] * 6))
 
 
 # --- what comes first ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from koinon_node.storage.writer import Writer
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import KoinonError, TableBehindError
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, KeyspaceList
 from koinon_proto.contract.table import (
     MoveSettings,
     NodeInfo,
@@ -67,6 +69,23 @@ def a_table(
         config=config_of(len(rows), replication_factor=2, bootstrap_nodes=3),
         moves=moves or MoveSettings(),
     )
+
+
+def in_keyspace(table: Table, ids: range, *, first_epoch: int) -> Table:
+    """Return the table in which these partitions are of a keyspace that began with the epoch."""
+    keyspace = Keyspace(
+        keyspace_id=KeyspaceId(7),
+        name="vip",
+        base=ids.start,
+        partition_count=len(ids),
+        partitioner="murmur2",
+        replication_factor=2,
+        min_in_sync=1,
+        max_value_bytes=1024,
+        first_epoch=first_epoch,
+    )
+    cluster = replace(table.cluster, partition_count=ids.start)
+    return replace(table, cluster=cluster, keyspace_list=KeyspaceList(keyspaces=(keyspace,)))
 
 
 def a_row(
@@ -403,7 +422,7 @@ class Rig:
         self.state.lease = Lease(node_epoch=1, until_s=1e9)
         self.journal, self.wall = local.journal, self.state.wall
         self.follower = Follower(local, self.state, writer, peers, Limits(), random.Random(7))
-        self.drops = CopyDropper(local, self.state, self.follower.applier)
+        self.drops = CopyDropper(local, self.state, self.follower)
 
     def publish(self, table: Table, node_epoch: int = 1) -> None:
         """Do what the agent's thread does before the loop hears of a table."""

@@ -9,11 +9,23 @@ import pytest
 
 from koinon_node.core.formats import records
 from koinon_node.core.membership.assignment import Adoption
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_proto.contract.errors import PartitionOfflineError, UnknownFateError
 from koinon_proto.contract.table import first_sequence
-from tests.node.kit.held_writer import EPOCH, F2, F3, ME, Bench, row_of, table_of, with_engine
+from tests.node.kit.held_writer import (
+    EPOCH,
+    F2,
+    F3,
+    ME,
+    Bench,
+    engine_bench,
+    row_of,
+    table_of,
+    with_engine,
+)
 from tests.node.kit.played_follower import PlayedFollower, joined, turn
 from tests.node.kit.primary import START, THREE, TWO, newer, proposed, start, tick, with_rows
+from tests.node.kit.scripted_primary import in_keyspace
 
 
 def test_partition_is_served_only_when_all_in_sync_hold_its_epoch(tmp_path: Path) -> None:
@@ -99,6 +111,37 @@ def test_adoption_of_a_copy_with_a_tail_is_no_clean_beginning(tmp_path: Path) ->
         assert bench.store.read_copies([0])[0].state == 0
 
     with_engine(tmp_path, use, lead=False)
+
+
+@pytest.mark.parametrize("first_epoch", [1, EPOCH])
+async def test_copy_of_a_keyspace_before_is_not_taken_over(
+    tmp_path: Path, first_epoch: int
+) -> None:
+    """The row names this node, whose disk was set back: what it holds of partition 1 was erased
+    once, and would be read in the keyspace that has the partition now.
+    """
+    key, old = records.head_of(1) + b"k", first_sequence(1) + 1
+    epochs = records.PartitionEpochs(primary_epoch=1, history=(records.EpochStart(1, 0),))
+    (progress,) = records.encode_progress(np.array([old], np.uint64), np.zeros(1, np.uint64), 0)
+    async with engine_bench(tmp_path, lead=False) as bench:
+        table = table_of(row_of(0), row_of(1))
+        bench.take_table(in_keyspace(table, range(1, 2), first_epoch=first_epoch))
+        metadata = {
+            records.epochs_key(1): records.encode_epochs(epochs),
+            records.progress_key(1): progress,
+        }
+        await bench.writer.submit(
+            (
+                (DATA_DB, [key], [records.encode_record(old, b"of another")]),
+                (PARTITIONS_DB, list(metadata), list(metadata.values())),
+            ),
+            1,
+            0,
+        )
+        await bench.replicator.adopt([Adoption(0, EPOCH), Adoption(1, EPOCH)])
+        is_led = first_epoch == 1
+        assert bench.ready == [Adoption(0, EPOCH), Adoption(1, EPOCH)][: 1 + is_led]
+        assert bench.store.read_copies([1])[1].epochs.primary_epoch == (EPOCH if is_led else 1)
 
 
 PAST = first_sequence(1) + 2

@@ -5,9 +5,10 @@
 * An id is never reused. Another keyspace may get the name, or the range of partition ids, later.
 * ``DropKeyspace`` removes all replicas from its rows. From then on no node may serve them, and each
   erases its copy as after a move. The leader proposes ``ForgetKeyspace`` once every node that may
-  come back has reported that it holds none of it. So the first primary of a keyspace that gets
-  these ids begins with empty partitions.
-* Reused rows continue at higher epochs, so late messages of the former keyspace are refused.
+  come back has reported that it holds none of it.
+* Reused rows begin at one epoch above all earlier ones, the keyspace's ``first_epoch``. So late
+  messages of the former keyspace are refused. A copy of the former keyspace, on a disk that was set
+  back since, has a lower epoch: nodes erase it before they lead or follow the partition.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def creation_refusal(
     if (
         wanted.keyspace_id != DEFAULT_ID
         or wanted.is_dropping
+        or wanted.first_epoch
         or len(keyspaces.all) > KEYSPACES_MAX
         or not 0 < wanted.base <= len(rows)
         or ids.stop > MAX_PARTITION_COUNT
@@ -90,19 +92,17 @@ def created_row(
     partition_id: int,
     replicas: tuple[NodeNumber, ...],
     before: PartitionRow | None,
+    first_epoch: int,
     version: int,
-) -> PartitionRow | None:
-    """Return the first row of a partition, or of its reuse; None if its epochs are used up."""
-    primary_epoch = before.primary_epoch + 1 if before is not None else 1
+) -> PartitionRow:
+    """Return the first row of a partition in a keyspace that begins with this epoch."""
     partition_epoch = before.partition_epoch + 1 if before is not None else 1
-    if primary_epoch > PRIMARY_EPOCH_MAX:
-        return None
     return PartitionRow(
         partition_id=PartitionId(partition_id),
         replicas=replicas,
         in_sync=replicas,
         primary=replicas[0],
-        primary_epoch=primary_epoch,
+        primary_epoch=first_epoch,
         partition_epoch=partition_epoch,
         status=PartitionStatus.ASSIGNED,
         changed_at=version,
@@ -173,18 +173,17 @@ def _create_keyspace(data: ClusterData, command: CreateKeyspace) -> Result:
     refusal = creation_refusal(command, data.keyspaces, data.rows, data.live)
     if refusal is not None:
         return Rejected(reason=refusal)
-    rows = [
-        created_row(p, replicas, data.row(p), data.version + 1)
-        for p, replicas in zip(command.keyspace.partition_ids, command.replicas, strict=True)
-    ]
-    made = [row for row in rows if row is not None]
-    if len(made) < len(rows):
+    ids = command.keyspace.partition_ids
+    before = [data.row(p) for p in ids]
+    first_epoch = 1 + max(row.primary_epoch if row is not None else 0 for row in before)
+    if first_epoch > PRIMARY_EPOCH_MAX:
         return Rejected(reason=Reason.BAD_VALUE)
     data.last_keyspace_id += 1
     keyspace_id = KeyspaceId(data.last_keyspace_id)
-    _set_keyspace(data, replace(command.keyspace, keyspace_id=keyspace_id))
-    for row in made:
-        data.put_row(row)
+    made = replace(command.keyspace, keyspace_id=keyspace_id, first_epoch=first_epoch)
+    _set_keyspace(data, made)
+    for p, replicas, row in zip(ids, command.replicas, before, strict=True):
+        data.put_row(created_row(p, replicas, row, first_epoch, data.version))
     return KeyspaceChanged(keyspace_id=keyspace_id)
 
 

@@ -62,7 +62,7 @@ class Alteration:
 
 def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | Keyspace:
     """Return the command that creates the keyspace, or the existing equal keyspace. Fields of
-    ``wanted`` that are 0 or "" get defaults; its id, base and fingerprint are ignored.
+    ``wanted`` that are 0 or "" get defaults; its id, base, first epoch and fingerprint are ignored.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError, ConfigurationError
@@ -84,6 +84,7 @@ def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | K
         min_in_sync=wanted.min_in_sync or half_of(factor),
         max_value_bytes=wanted.max_value_bytes or config.max_value_bytes,
         is_dropping=False,
+        first_epoch=0,
     )
     _check(keyspace)
     there = state.keyspaces.get(keyspace.name)
@@ -112,7 +113,7 @@ def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | K
 
 def _as_wanted(there: Keyspace, wanted: Keyspace) -> Keyspace:
     """Return the existing keyspace if it has the wanted settings, else raise."""
-    own = {name: getattr(there, name) for name in ("keyspace_id", "base")}
+    own = {name: getattr(there, name) for name in ("keyspace_id", "base", "first_epoch")}
     alike = replace(wanted, **own)
     if there == alike:
         return there

@@ -7,6 +7,8 @@ Invariants:
 - An ``UNTRUSTED`` copy may lack records anywhere (rule 3). A snapshot replaces it before it counts
   again, unless it is the last copy left and becomes the primary.
 - An ``UNUSABLE`` copy is being replaced by a snapshot or deleted: nothing may be built on it.
+- A copy of the past (``is_of_past``) holds rows of a keyspace that had the partition before the one
+  that has it now, whatever its state is. It is erased before this node leads or follows.
 - ``DIRTY_TAIL``: records above ``complete_through`` may belong to another lineage. They are
   repaired before the copy does anything else, unless the copy becomes the primary, whose tail is
   the lineage.
@@ -16,13 +18,14 @@ State is held in columns over all partitions. The driver persists first, then ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import NamedTuple
 
 import numpy as np
 
 from koinon_node.core.formats.records import NO_SEQUENCE, PartitionEpochs, U8Array, U64Array
+from koinon_proto.contract.keyspaces import Keyspace, Keyspaces
 
 
 class CopyState(IntFlag):
@@ -47,6 +50,13 @@ class Copy(NamedTuple):
     purge_floor: int
     state: CopyState
     epochs: PartitionEpochs
+
+
+def is_of_past(epochs: PartitionEpochs, keyspace: Keyspace | None) -> bool:
+    """Return whether a copy with these epochs is of a keyspace that had the partition before. The
+    first row of a copy comes with an epoch, in one transaction; without one the copy is empty.
+    """
+    return keyspace is not None and 0 < epochs.primary_epoch < keyspace.first_epoch
 
 
 class Copies:
@@ -77,6 +87,12 @@ class Copies:
             or bool(self.states[span].any())
             or any(p in partition_ids for p in self.epochs)
         )
+
+    def of_past(self, keyspaces: Keyspaces, partition_ids: Iterable[int]) -> list[int]:
+        """Return those of the partitions whose copies here are of the past. A copy stays so until
+        it is erased, whoever leads the partition.
+        """
+        return [p for p in partition_ids if is_of_past(self.epochs_of(p), keyspaces.of(p))]
 
     def journal_floors(self) -> U64Array:
         """Return for each partition the sequence from which a journal that begins now is complete.

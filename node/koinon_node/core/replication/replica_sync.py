@@ -33,7 +33,7 @@ otherwise it pulls them again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from heapq import heappop, heappush
@@ -41,7 +41,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from koinon_node.core.formats.records import NO_SEQUENCE, EpochStart, PartitionEpochs
-from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.copies import Copies, CopyState
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import (
     NO_NODE,
@@ -91,6 +91,10 @@ class Want(NamedTuple):
 class Wanted:
     """The partitions to follow at each primary, by the newest table. Only changed rows are
     evaluated again: while replicas move, hundreds of tables arrive.
+
+    A partition whose copy here is of the past (``copies.is_of_past``) is not followed until that
+    copy is erased. The copy has nothing of the primary's lineage; and the primary cannot put the
+    copy out of in_sync, to replace it by a snapshot, where the minimum needs it.
     """
 
     def __init__(self) -> None:
@@ -101,15 +105,16 @@ class Wanted:
         self._rows: Sequence[PartitionRow | None] = [None] * size
         self._primaries: dict[int, NodeNumber] = {}
         self._wants: dict[NodeNumber, dict[int, Want]] = {}
+        self._of_past: set[int] = set()  # looked at again with each call
 
     def of(
-        self, table: Table, me: NodeNumber, node_epoch: int, seen_epoch: Callable[[int], int]
+        self, table: Table, me: NodeNumber, node_epoch: int, copies: Copies
     ) -> Mapping[NodeNumber, Mapping[int, Want]]:
         """Return the wants by primary. They change with the next call.
 
         There are none while the table is older than this node's registration or newer than its
-        fence. A primary is left out if the store has seen a higher epoch of the partition (rule 4).
-        (An epoch that the store has seen since it evaluated a row comes from that row or a newer.)
+        fence. A primary is left out if ``copies`` have seen a higher epoch of the partition (rule
+        4). (An epoch seen since a row was evaluated comes from that row or a newer.)
         """
         node = table.nodes.get(me)
         if (
@@ -124,14 +129,13 @@ class Wanted:
             self._forget((me, node_epoch), 0)
         pairs = zip_longest(table.rows, self._rows)
         changed = [new for new, old in pairs if new is not None and new is not old]
-        self._rows = table.rows
+        changed += [table.rows[p] for p in self._of_past]
+        self._rows, self._of_past = table.rows, set()
         for row in changed:
-            self._take(row, table, me, seen_epoch)
+            self._take(row, table, me, copies)
         return self._wants
 
-    def _take(
-        self, row: PartitionRow, table: Table, me: NodeNumber, seen_epoch: Callable[[int], int]
-    ) -> None:
+    def _take(self, row: PartitionRow, table: Table, me: NodeNumber, copies: Copies) -> None:
         p, primary = row.partition_id, row.primary
         before = self._primaries.pop(p, None)
         if before is not None:
@@ -140,7 +144,9 @@ class Wanted:
                 del self._wants[before]
         if primary in (NO_NODE, me) or me not in row.replicas or primary not in table.nodes:
             return
-        if row.primary_epoch >= seen_epoch(p):
+        if copies.of_past(table.keyspaces, [p]):
+            self._of_past.add(p)
+        elif row.primary_epoch >= copies.epochs_of(p).primary_epoch:
             want = Want(row.primary_epoch, row.partition_epoch, rank_of(row, me))
             self._wants.setdefault(primary, {})[p] = want
             self._primaries[p] = primary
