@@ -118,43 +118,26 @@ class Writes:
         Raises:
             KoinonError: the errors of ``begin_put``, raised or passed to ``ended``.
         """
-        view, version, effects, row_bytes = self._decide_put(put)
-        ticket = self._replicator.submit(effects, row_bytes + _ROW_OVERHEAD_BYTES)
-        assert ticket is not None  # a put always writes a record
-        all_in_sync = put.durability is Durability.ALL_IN_SYNC
-        await self._replicator.finish(ticket, all_in_sync=all_in_sync)
-        if (error := self._fate_of_put(view, put.partition_id, ticket)) is not None:
-            raise error
-        self._count_put(put, row_bytes)
-        return version
+        fate: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def ended(end: int | KoinonError) -> None:
+            if fate.done():  # the caller was cancelled
+                return
+            if isinstance(end, KoinonError):
+                fate.set_exception(end)
+            else:
+                fate.set_result(end)
+
+        self.begin_put(put, ended)
+        return await fate
 
     def begin_put(self, put: LonePut, ended: Callable[[int | KoinonError], None]) -> None:
-        """Put one row without a task, in a fraction of the time of a batch. ``ended`` is called in
-        a later turn of the loop with the row's version, once it has the requested durability, or
-        with the error.
+        """Put one row without a task and without arrays, in a fraction of the time of a batch.
+        ``ended`` is called in a later turn of the loop with the row's version, once it has the
+        requested durability, or with the error.
 
         Raises:
             KoinonError: the put was refused, and had no effect.
-        """
-        view, version, effects, row_bytes = self._decide_put(put)
-
-        def on_end(error: KoinonError | None) -> None:
-            if error is None:
-                error = self._fate_of_put(view, put.partition_id, callback.ticket)
-            if error is None:
-                self._count_put(put, row_bytes)
-            ended(version if error is None else error)
-
-        waits = put.durability is Durability.ALL_IN_SYNC
-        timeout_s = self._limits.write_timeout_ms / 1000 if waits else None
-        callback = TicketCallback(on_end, timeout_s)
-        self._replicator.submit(effects, row_bytes + _ROW_OVERHEAD_BYTES, callback=callback)
-
-    def _decide_put(
-        self, put: LonePut
-    ) -> tuple[ServedPartitions, int, write_decisions.Effects, int]:
-        """Return (the view of served partitions, the row's version, the effects, the row's bytes).
-        The steps avoid arrays, for speed.
         """
         state, p = self._state, put.partition_id
         state.check_lease()
@@ -172,11 +155,19 @@ class Writes:
         version, effects = write_decisions.decide_put(
             p, data_key, put.value, expires_at_ms, self._primaries
         )
-        return view, version, effects, row_bytes
 
-    def _count_put(self, put: LonePut, row_bytes: int) -> None:
-        self._traffic.rows_written += 1
-        self._traffic.count_write(put.partition_id, put.key, row_bytes)
+        def on_end(error: KoinonError | None) -> None:
+            if error is None:
+                error = self._fate_of_put(view, p, callback.ticket)
+            if error is None:
+                self._traffic.rows_written += 1
+                self._traffic.count_write(p, put.key, row_bytes)
+            ended(version if error is None else error)
+
+        waits = put.durability is Durability.ALL_IN_SYNC
+        timeout_s = self._limits.write_timeout_ms / 1000 if waits else None
+        callback = TicketCallback(on_end, timeout_s)
+        self._replicator.submit(effects, size, callback=callback)
 
     def _refusal(
         self, view: ServedPartitions, partition_id: int, table_version: int
