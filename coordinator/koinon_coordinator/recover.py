@@ -68,8 +68,9 @@ app = typer.Typer(
 
 @dataclass(kw_only=True)
 class Found:
-    """The state that could be read. ``term`` and ``index`` are the survivor's last, 0 without one;
-    ``dropped``: so many entries of its log were never committed. All tables are of one cluster.
+    """The state that could be read. ``term`` and ``index`` are those of the survivor's last entry,
+    0 without a survivor; ``dropped``: number of its log entries that were never committed. All
+    tables are of one cluster.
     """
 
     tables: dict[str, Table] = field(default_factory=dict)  # by the address that told it
@@ -83,18 +84,18 @@ class Found:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster whose state this is; empty while that is not known."""
+        """The id of the cluster whose state this is; empty while it is unknown."""
         if self.survivor is not None and self.survivor.config is not None:
             return self.survivor.config.cluster_id
         return next((table.cluster.cluster_id for table in self.tables.values()), "")
 
     def images(self) -> list[StateImage]:
-        """Every state that was found, the survivor's first."""
+        """All states that were found, the survivor's first."""
         known = [] if self.survivor is None else [self.survivor]
         return [*known, *map(image_of, self.tables.values())]
 
     def loads(self) -> LoadsFound:
-        """Return what is known of bulk loads."""
+        """Return the known bulk loads."""
         tables = self.tables.values()
         return loads_found(
             self.survivor, max(tables, key=lambda table: table.table_version, default=None)
@@ -102,8 +103,8 @@ class Found:
 
 
 def read_survivor(directory: Path, member_id: str, found: Found) -> None:
-    """Add what a stopped member's directory holds, entries of unknown fate included: they may have
-    been committed. ``drop_uncommitted`` takes away those that were not, as far as nodes know.
+    """Add the state in a stopped member's directory, with entries of unknown fate: they may have
+    been committed. ``drop_uncommitted`` removes the entries that nodes know were not committed.
 
     Raises:
         DataDirectoryError, UnsupportedVersionError: it cannot be read; the file is named.
@@ -122,8 +123,8 @@ def read_survivor(directory: Path, member_id: str, found: Found) -> None:
 
 
 def ask_nodes(addresses: Iterable[str], found: Found) -> None:
-    """Add the tables of the nodes at the addresses, and of every node that these or the survivor
-    name. An address that was only named and serves another cluster now counts as silent.
+    """Add the tables of the nodes at the addresses, and of every node that these tables or the
+    survivor name. A node that was only named and serves another cluster counts as silent.
 
     Raises:
         ConfigurationError: one of the addresses given serves another cluster.
@@ -157,7 +158,7 @@ def ask_nodes(addresses: Iterable[str], found: Found) -> None:
 
 
 def drop_uncommitted(found: Found) -> None:
-    """Take from the survivor the end of its log that the nodes' tables contradict.
+    """Remove the end of the survivor's log that the nodes' tables contradict.
 
     Raises:
         ConfigurationError: they contradict its snapshot, all of which was committed.
@@ -254,7 +255,7 @@ def write_group(
 
 
 def report(image: StateImage, found: Found) -> list[str]:
-    """Return what an operator has to know before they agree."""
+    """Return the text that an operator has to read before agreeing."""
     assert image.config is not None
     reached = set(found.tables)
     nodes = [r.info for r in image.nodes if r.info.status is not NodeStatus.LEFT]
@@ -384,7 +385,7 @@ def main(
 
 
 def _print(text: str, state: str) -> None:
-    """Print the text; if it cannot be printed, end, and say what was done until then."""
+    """Print the text. If printing fails, exit with a message about the work done so far."""
     try:
         tell(text)
     except OutputError as error:

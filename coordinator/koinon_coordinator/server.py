@@ -1,4 +1,4 @@
-"""The coordinator's process: one gRPC server, one coordinator, and a clean way out."""
+"""The coordinator's process: one gRPC server, one coordinator, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _guard_of(config: CoordinatorConfig, coordinator: Coordinator) -> Guard:
 def _framed_methods(
     transport: StreamRaftTransport, members: MembershipService
 ) -> dict[bytes, FramedMethod]:
-    """Return what the peer port serves, by the command that opens a stream."""
+    """Return the methods of the peer port, by the command that opens a stream."""
     return {
         RAFT_COMMAND: FramedMethod(
             path=method_permissions.RAFT_MESSAGES,
@@ -165,7 +165,7 @@ def _bind(server: GuardedServer, config: CoordinatorConfig) -> None:
 
 
 async def _start(coordinator: Coordinator, config: CoordinatorConfig) -> None:
-    """Start it; a directory that the system refuses is named like one that is damaged."""
+    """Start the coordinator. A directory that the system refuses is reported like a damaged one."""
     try:
         await coordinator.start()
     except OSError as error:

@@ -1,4 +1,6 @@
-"""The state machine that the Raft group replicates: bytes in, ``ClusterState`` behind it."""
+"""The state machine that the Raft group replicates: applies encoded commands to a
+``ClusterState``.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _let_go = partial(time.sleep, 0)  # of the interpreter's lock, which the event l
 
 
 class ReplicatedState:
-    """Implements the Raft driver's ``StateMachine``. ``state`` is replaced by a restore: hold this
-    object, not the state.
+    """Implements the Raft driver's ``StateMachine``. A restore replaces ``state``: keep a reference
+    to this object, not to the state.
     """
 
     def __init__(self, on_config: Callable[[ClusterConfig], None] = lambda _: None) -> None:
@@ -42,10 +44,11 @@ class ReplicatedState:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[asyncio.Event]:
-        """Yield an event that is set now, and again whenever something was applied or restored.
+        """Yield an event that is set now, and again whenever an entry was applied or the state
+        restored.
 
-        Whoever waits for it clears it before it reads the state, and sees the newest state however
-        many changes it slept through.
+        A waiter clears the event before it reads the state, and so sees the newest state however
+        many changes it missed.
         """
         event = asyncio.Event()
         event.set()
@@ -56,7 +59,7 @@ class ReplicatedState:
             del self._watchers[event]
 
     def wake(self) -> None:
-        """Wake everyone who watches."""
+        """Wake all watchers."""
         for event in self._watchers:
             event.set()
 
@@ -74,8 +77,8 @@ class ReplicatedState:
         return result
 
     def capture(self) -> Callable[[], bytes]:
-        """Return what makes the snapshot of the state as it is now, in any thread: an image is
-        immutable.
+        """Return a function that encodes the present state as a snapshot. Any thread may call it:
+        an image is immutable.
         """
         return partial(image_to_bytes, self.state.image(), self.row_forms, _let_go)
 

@@ -39,8 +39,9 @@ class MemberRemovedError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class StoreChangedError(KoinonError):
-    """A peer knows this member by another data directory, or remembers entries of it that it
-    does not have: what it voted and acknowledged is lost, so it must not take part."""
+    """A peer knows this member by another data directory, or remembers entries that this member
+    lacks: its votes and acknowledgements are lost, so it must not take part.
+    """
 
     template: ClassVar[str] = (
         "member {e.member_id} lost its data: remove it and add it again under a new id "
@@ -53,7 +54,7 @@ class StoreChangedError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class StorageFailedError(KoinonError):
-    """Writing to disk failed; what is durable is no longer known, so the member has stopped."""
+    """Writing to disk failed. It is unknown which data are durable, so the member has stopped."""
 
     template: ClassVar[str] = "{e.path}: {e.reason}"
     maybe_applied: ClassVar[bool] = True

@@ -4,8 +4,8 @@ Everything but `RaftStorage.save` and the encoding of snapshots happens on the e
 on a thread of their own, one at a time, and what gathers meanwhile goes with the next one (group
 commit). Messages that need no disk, a leader's appends among them, leave before the save begins.
 
-A member that meets something it cannot go on after (a failed write, an `apply` that raises, a
-broken invariant, its own removal) stops by itself; `stopped` says why.
+A member stops by itself after a failed write, an `apply` that raises, a broken invariant, or its
+own removal; `stopped` raises the reason.
 """
 
 import asyncio
@@ -64,18 +64,18 @@ class StateMachine(Protocol):
 
     @property
     def group_id(self) -> str:
-        """The group's own id, "" until it has one: members of another group, met at an address that
-        was reused, are then told apart.
+        """The group's own id, "" until it has one. It distinguishes the members of another group
+        that are met at a reused address.
         """
         ...
 
     def apply(self, index: int, command: bytes) -> object:
-        """Deterministic; the result goes to the proposer, if it is on this member."""
+        """Apply a command, deterministically; the result goes to a proposer here."""
         ...
 
     def capture(self) -> Callable[[], bytes]:
-        """Return what makes a snapshot of the state as it is now. It is called on another thread,
-        while further commands are applied.
+        """Return a function that encodes a snapshot of the present state. It is called on another
+        thread, while further commands are applied.
         """
         ...
 
@@ -95,8 +95,8 @@ class RaftMember:
         on_follower: Callable[[int, str | None], None] | None = None,
         storage: Callable[[], RaftStorage] | None = None,
     ) -> None:
-        """`on_leader(term)` is called once this member leads and everything committed before is
-        applied here; `on_follower(term, leader_id)` when that leadership is lost."""
+        """`on_leader(term)` is called once this member leads and has applied all entries committed
+        before its term; `on_follower(term, leader_id)` when that leadership is lost."""
         self._config = config
         self._state_machine = state_machine
         self._transport = transport
@@ -130,7 +130,7 @@ class RaftMember:
     # -- life
 
     async def start(self) -> None:
-        """Open the directory, restore the state machine, begin to take part.
+        """Open the directory, restore the state machine, and take part in the group.
 
         Raises DataDirectoryError or UnsupportedVersionError if the directory is not usable.
         """
@@ -162,13 +162,13 @@ class RaftMember:
         )
 
     async def stop(self) -> None:
-        """Leave at once: those who wait for a proposal learn that its fate is unknown."""
+        """Leave at once. Waiting proposers learn that their proposal's fate is unknown."""
         self._halt(None)
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
     async def stopped(self) -> None:
-        """Wait until the member has stopped; raises what made it stop, if anything did."""
+        """Wait until the member has stopped; raise the error that stopped it, if any."""
         if self._outcome is None:
             raise MemberStoppedError(reason=f"member {self.member_id} was never started")
         await asyncio.shield(self._outcome)
@@ -183,7 +183,7 @@ class RaftMember:
         )
 
     def _halt(self, error: BaseException | None) -> None:
-        """Stop taking part; everyone who waits is told."""
+        """Stop taking part, and end all waiting requests with an error."""
         if self._closing is not None or self._loop is None:
             return
         self._running = False
@@ -226,7 +226,7 @@ class RaftMember:
     # -- requests
 
     async def propose(self, command: bytes) -> object:
-        """Replicate `command`; returns what `apply` returned for it here.
+        """Replicate `command`; return the result of `apply` for it on this member.
 
         Raises NotLeaderError, ProposalQueueFullError, InvalidArgumentError or MemberStoppedError
         if it was never appended, and ProposalUnknownError if its fate is unknown.
@@ -251,23 +251,23 @@ class RaftMember:
         return await self._waiting.for_read(future)
 
     async def add_learner(self, member_id: str, address: str) -> None:
-        """Add a member that receives everything and has no vote; done when committed."""
+        """Add a member that receives all entries and has no vote; return once that is committed."""
         core, now = self._running_core(), boottime()
         await self._changed(core.add_learner(member_id, address, now), now, member_id, address)
 
     async def change_own_address(self, address: str) -> None:
-        """Have the group, of which this leader is the only member, know it at the address."""
+        """Replicate a new address of this leader, which is the only member of its group."""
         core, now = self._running_core(), boottime()
         await self._changed(core.change_own_address(address, now), now, self.member_id, address)
 
     async def promote(self, member_id: str) -> None:
-        """Give a learner that has caught up a vote."""
+        """Give a vote to a learner that has caught up."""
         core, now = self._running_core(), boottime()
         await self._changed(core.promote(member_id, now), now, member_id)
 
     async def remove_member(self, member_id: str) -> None:
-        """Remove a voter or a learner; the leader itself steps down once that is committed. A
-        voter whose going would leave no majority in touch is not removed."""
+        """Remove a voter or a learner. A leader that removes itself steps down once that is
+        committed. A voter is not removed if the leader could then reach no majority."""
         core, now = self._running_core(), boottime()
         await self._changed(core.remove_member(member_id, now), now, member_id)
 
@@ -299,7 +299,7 @@ class RaftMember:
         return self._core.quorum_contact_at(boottime())
 
     def status(self) -> RaftStatus:
-        """Return what this member says of itself now.
+        """Return this member's status.
 
         Raises MemberStoppedError.
         """
@@ -373,7 +373,7 @@ class RaftMember:
         return known == store_id
 
     async def _pin(self, name: str, value: str) -> str | None:
-        """Remember the first value of the name, durably; return the one that is remembered."""
+        """Remember the first value of the name, durably; return the remembered value."""
         if name in self._pins:  # hellos are repeated: none is to wait for the disk
             return self._pins[name]
         async with self._pin_lock:
@@ -390,7 +390,7 @@ class RaftMember:
         return known
 
     def _pin_group(self) -> None:
-        """Remember which group this is, as soon as it has a name."""
+        """Remember the group's id, once the group has one."""
         if (
             _GROUP not in self._pins
             and self._group_pinning is None
@@ -418,8 +418,8 @@ class RaftMember:
                 self._tick_later()
 
     def _tick_later(self) -> None:
-        """Tick again when there is something to do, but no sooner than after an interval, and soon
-        enough that the time between is not taken for a pause of this process.
+        """Schedule the next tick: when the core has work, but not before an interval has passed,
+        and early enough not to look like a pause of this process.
         """
         assert self._core is not None
         assert self._loop is not None
@@ -429,7 +429,7 @@ class RaftMember:
         self._tick_timer = self._loop.call_later(delay_s, self._tick)
 
     def _schedule(self) -> None:
-        """Process once everyone who is about to propose in this turn of the loop has done so."""
+        """Process at the end of this turn of the loop: its proposals share one output."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._process_scheduled)
@@ -439,8 +439,9 @@ class RaftMember:
         self._process()
 
     def _process(self) -> None:
-        """Take and carry out what the core puts out, until it puts out nothing more. Whatever
-        takes long is many entries to apply, after a restart: heartbeats go between them."""
+        """Carry out the core's outputs until there are no more. Only many entries to apply, after a
+        restart, take long: heartbeats are sent in between.
+        """
         began_at = time.perf_counter()
         try:
             while self._running and self._core is not None:
@@ -501,7 +502,7 @@ class RaftMember:
         self._saving.add_done_callback(lambda saving: self._on_saved(ready, saving))
 
     def _save(self, ready: Ready) -> float:
-        """On the storage thread. Returns how many seconds it took."""
+        """Save on the storage thread. Return the seconds it took."""
         storage = self._storage
         assert storage is not None
         began_at = time.perf_counter()
@@ -532,8 +533,8 @@ class RaftMember:
             self._snapshots.begin(self._state_machine.capture(), partial(self._on_encoded, index))
 
     def _on_encoded(self, index: int, encoded: bytes | BaseException) -> None:
-        """The state after ``index`` is encoded: compact the log, unless a newer snapshot came from
-        the leader meanwhile.
+        """Compact the log, now that the state after ``index`` is encoded, unless a newer snapshot
+        came from the leader meanwhile.
         """
         if isinstance(encoded, BaseException):
             self._halt(encoded)
@@ -592,7 +593,7 @@ class RaftMember:
             )
 
     def _stop_serving(self, term: int, leader_id: str | None) -> None:
-        """Say that a leadership which `on_leader` announced is over."""
+        """Call `on_follower` if `on_leader` was called for a leadership that is over."""
         if self._served_term is not None:
             self._served_term = None
             if self._on_follower is not None:

@@ -1,6 +1,6 @@
 """Raft messages between their core and their wire forms.
 
-The wire form leaves out who sends and to whom: the stream's hello says it for all its messages.
+The wire form lacks the sender and the receiver: the stream's hello names them for all messages.
 """
 
 from itertools import count
@@ -27,14 +27,14 @@ class MalformedMessageError(ValueError):
 
 
 def to_proto(message: Message) -> RaftMessage:
-    """The wire form of `message`."""
+    """Return the wire form of `message`."""
     kind = _KINDS[type(message)]
     body: Any = {kind: _BODIES[kind].encode(message)}
     return RaftMessage(term=message.term, **body)
 
 
 def from_proto(wire: RaftMessage, sender: str, to: str) -> Message:
-    """The message in `wire`; raises MalformedMessageError if there is none that a member sends.
+    """Return the message in `wire`; raise MalformedMessageError if no member sends such a message.
 
     Terms never fall along a log, and no member speaks of one above its own.
     """
@@ -56,7 +56,7 @@ def from_proto(wire: RaftMessage, sender: str, to: str) -> Message:
 
 
 def _greatest_term(wire: RaftMessage, kind: str) -> int:
-    """The greatest term that the message names of its sender's log."""
+    """Return the greatest term of the sender's log that the message names."""
     if kind == "vote_request":
         return wire.vote_request.last_term
     if kind == "append_request":

@@ -1,10 +1,10 @@
 """A member's stream of messages to one peer, in frames over the peer's port for them.
 
-To open it, the member asks the peer by gRPC for that port's number, and connects there. A stream
-that is lost is opened anew at once; one that cannot be opened, after a growing pause. So is one on
-which a peer that is written to says nothing for ``silence_ms``, less than an election takes: a
-connection may be cut without a sign. Messages that wait for a lost stream are dropped: Raft sends
-what still counts again.
+To open it, the member asks the peer by gRPC for that port's number, and connects there. A lost
+stream is reopened at once; if that fails, it is retried with backoff. A stream also counts as lost
+if the peer answers nothing for ``silence_ms``, which is less than an election takes: a connection
+may break without a sign. Messages that wait for a lost stream are dropped: Raft sends them again
+if they still count.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ RAFT_COMMAND = b"KOINON.RAFT 1\r\n"
 """By it a member asks a peer port for a stream."""
 _MESSAGE_OVERHEAD_BYTES = 64
 _REPLY_BYTES_MAX = 16 * 1024
-_CONNECT_S_MAX = 1.0  # of each step: to learn the port, and to be welcomed there
+_CONNECT_S_MAX = 1.0  # for each step: to learn the port, and to be accepted there
 _SILENCE_MS = 200
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class RaftEndpoint(Protocol):
 
     @property
     def group(self) -> str:
-        """The group's id; "" while this member does not know it."""
+        """The group's id; "" while this member does not know the id."""
         ...
 
     @property
@@ -58,29 +58,29 @@ class RaftEndpoint(Protocol):
 
     @property
     def address(self) -> str:
-        """The address at which peers reach this member; "" while it is not known."""
+        """The address at which peers reach this member; "" while it is unknown."""
         ...
 
     def listens_to(self, member_id: str, group: str) -> bool:
-        """Return whether messages of a sender count that names this id and this group."""
+        """Return whether messages count from a sender with this id and this group."""
         ...
 
     def on_messages(self, messages: Sequence[Message]) -> None: ...
 
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
-        """Return whether `member_id` is known by this store id; a member first seen is, from now
-        on. Raises MemberStoppedError where that cannot be known.
+        """Return whether `member_id` is known by this store id. A member that is met for the first
+        time is known by it from now on. Raises MemberStoppedError if the ids cannot be read.
         """
         ...
 
     def on_store_refused(self, refused_by: str) -> None:
-        """A peer knows this member by another data directory."""
+        """Note that a peer knows this member by another data directory."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportConfig:
-    """Bounds and times of the streams between members."""
+    """Limits and timeouts of the streams between members."""
 
     queue_messages_max: int = 4096
     queue_bytes_max: int = 32 << 20
@@ -88,13 +88,13 @@ class TransportConfig:
     batch_messages_max: int = 256
     reconnect_backoff_min_ms: int = 50
     reconnect_backoff_max_ms: int = 300
-    silence_ms: int = _SILENCE_MS  # a peer that is sent to and says nothing for so long is lost
-    write_ms: int = 2000  # so is one that does not read what was sent
-    hello_interval_ms: int = 2000  # who was a stranger at the first hello may be a member by now
+    silence_ms: int = _SILENCE_MS  # a peer that answers no message for so long is lost
+    write_ms: int = 2000  # a peer that reads nothing for so long is lost
+    hello_interval_ms: int = 2000  # a stranger at the first hello may be a member by now
 
     @classmethod
     def of(cls, heartbeat_interval_ms: int) -> "TransportConfig":
-        """Return the configuration of a member whose leader's heartbeats are so far apart."""
+        """Return the configuration for this interval of the leader's heartbeats."""
         return cls(silence_ms=max(_SILENCE_MS, 5 * heartbeat_interval_ms // 2))
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class PeerStream:
         self, member_id: str, address: str, endpoint: RaftEndpoint, common: Common
     ) -> None:
         self.address = address
-        self.is_open = False  # the peer has welcomed the stream, which has not ended yet
+        self.is_open = False  # the peer has accepted the stream, which has not ended yet
         self._member_id = member_id
         self._name = member_name(member_id)  # in the peer's certificate
         self._endpoint = endpoint
@@ -147,14 +147,14 @@ class PeerStream:
         self._queued_bytes = 0
         self._sent_at = self._unanswered_since = 0.0  # loop time; see ``_require_answers``
         self._is_kept = False  # whether the stream is open even while nothing is queued
-        self._why_closed = ""  # why the last try to open it failed, as was logged
+        self._why_closed = ""  # the logged reason why the last attempt to open it failed
         self._wake = asyncio.Event()  # set when there is something to do, or the stream has ended
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"raft-stream-{member_id}"
         )
 
     def enqueue(self, message: Message) -> None:
-        """Send the message soon. Of a full queue the oldest messages are dropped."""
+        """Send the message soon. If the queue is full, the oldest messages are dropped."""
         size_bytes = _size_bytes(message)
         self._queue.append((message, size_bytes))
         self._queued_bytes += size_bytes
@@ -167,7 +167,7 @@ class PeerStream:
         self._wake.set()
 
     def keep(self, is_kept: bool) -> None:
-        """Say whether the stream is to be open even while there is nothing to say."""
+        """Set whether the stream stays open while no message is queued."""
         self._is_kept = is_kept
         self._wake.set()
 
@@ -180,7 +180,7 @@ class PeerStream:
             await self._task
 
     async def _run(self) -> None:
-        """Open the stream again and again, for as long as there is something to say."""
+        """Open the stream and write to it, again and again, while it is needed."""
         loop = asyncio.get_running_loop()
         pause_ms = self._config.reconnect_backoff_min_ms
         while True:
@@ -200,7 +200,7 @@ class PeerStream:
             self._queued_bytes = 0
             if loop.time() - began_at > _CONNECT_S_MAX + self._config.write_ms / 1000:
                 pause_ms = self._config.reconnect_backoff_min_ms
-                continue  # it stood for long: it is opened again at once
+                continue  # the stream was open for long: reopen it at once
             await asyncio.sleep(pause_ms / 1000 * random.uniform(0.7, 1.0))
             pause_ms = min(pause_ms * 2, self._config.reconnect_backoff_max_ms)
 
@@ -212,7 +212,7 @@ class PeerStream:
     # -- opening
 
     async def _open(self) -> _Stream:
-        """Return the stream, which the peer has welcomed.
+        """Return the stream, once the peer has accepted it.
 
         Raises:
             KoinonError: the peer cannot be reached, or refuses the caller.
@@ -240,7 +240,7 @@ class PeerStream:
     # -- writing
 
     async def _write_on(self, stream: _Stream) -> None:
-        """Write what is queued until the stream ends."""
+        """Write the queued messages until the stream ends."""
         reply = asyncio.ensure_future(stream.receive())  # comes when the peer ends the stream
         reply.add_done_callback(lambda _: self._wake.set())
         self._sent_at = 0.0
@@ -307,9 +307,9 @@ class PeerStream:
         return RaftBatch(messages=map(to_proto, batch))
 
     def _require_answers(self, now: float) -> None:
-        """Raise TimeoutError where the peer is written to and never answers: its connection may be
-        dead in a way that TCP notices only after many seconds. A stream that was idle is no
-        evidence: followers may have had nothing to say to each other for weeks.
+        """Raise TimeoutError if the peer answers none of the messages: its connection may be dead
+        in a way that TCP notices only after many seconds. An idle stream is no evidence: followers
+        may have had no messages for each other for weeks.
         """
         silence_s = self._config.silence_ms / 1000
         was_idle = now - self._sent_at > silence_s
@@ -320,7 +320,7 @@ class PeerStream:
             raise TimeoutError
 
     def _on_reply(self, reply: RaftExchangeReply) -> None:
-        """Take note of how the peer has ended the stream."""
+        """Note the reason for which the peer has ended the stream."""
         if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
             return
         log.warning("stream refused by peer peer=%s why=%s", self._member_id, reply.detail)

@@ -39,8 +39,9 @@ def request_error(
 def change_error(
     refusal: Refusal, core: RaftCore, now: float, member_id: str | None, address: str = ""
 ) -> KoinonError:
-    """Return the error for a refused change of the membership, or of the leader, to which
-    ``member_id`` (at ``address``) was to be added, promoted, removed, or told to lead."""
+    """Return the error for a refused change of the membership or of the leader: of adding,
+    promoting or removing ``member_id`` (at ``address``), or handing leadership to it.
+    """
     if refusal in (Refusal.NOT_LEADER, Refusal.TRANSFERRING):
         return not_leader(core)
     configuration = core.configuration
@@ -71,7 +72,7 @@ def change_error(
 
 
 def not_leader(core: RaftCore) -> NotLeaderError:
-    """Return the refusal that names who leads, or is about to."""
+    """Return the refusal that names the leader, or the member that is about to lead."""
     leader_id = core.transfer_target or core.leader_id or ""
     return NotLeaderError(
         leader_id=leader_id,

@@ -1,9 +1,9 @@
 """The snapshots that a member makes of its state: when, and how, beside the event loop.
 
-A snapshot bounds the log, and so the time that a restart takes. That goes by entries, by their
-bytes, and by what it took to apply them: in a large table one entry may change every row. The loop
-only captures the state, as it was after some entry. To encode it may take longer than a leader may
-be silent, and is done on another thread, one snapshot at a time, while further entries are applied.
+A snapshot bounds the log, and so the duration of a restart. It is due after a number of entries, of
+their bytes, or of seconds spent applying them: in a large table one entry may change every row.
+The event loop only captures the state after some entry. Encoding it may take longer than a leader
+may be silent, so another thread does it, one snapshot at a time, while further entries are applied.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ class Snapshots:
 
     def __init__(self, config: RaftConfig) -> None:
         self._config = config
-        self._bytes = 0  # of the entries applied since
-        self._apply_s = 0.0  # the CPU that this took, in seconds
+        self._bytes = 0  # of the entries applied since the last snapshot
+        self._apply_s = 0.0  # CPU seconds spent applying them
         self._encoding: asyncio.Future[bytes] | None = None
 
     @property
@@ -26,16 +26,16 @@ class Snapshots:
         return self._encoding is not None
 
     def applied(self, size_bytes: int, apply_s: float) -> None:
-        """Count an entry."""
+        """Count an applied entry."""
         self._bytes += size_bytes
         self._apply_s += apply_s
 
     def counted_anew(self) -> None:
-        """The state is that of a snapshot."""
+        """Reset the counts: the state was replaced by a snapshot's."""
         self._bytes, self._apply_s = 0, 0.0
 
     def is_due(self, entries: int) -> bool:
-        """Return whether to begin one, so many entries after the last."""
+        """Return whether a snapshot is due, so many entries after the last one."""
         config = self._config
         return (
             entries > 0
@@ -50,7 +50,7 @@ class Snapshots:
     def begin(
         self, encode: Callable[[], bytes], done: Callable[[bytes | BaseException], None]
     ) -> None:
-        """Encode what was captured; ``done`` is called on the loop with the bytes, or the error."""
+        """Encode the captured state; ``done`` is called on the loop with the bytes or the error."""
 
         def ended(encoding: asyncio.Future[bytes]) -> None:
             self._encoding = None

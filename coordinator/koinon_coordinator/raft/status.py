@@ -9,7 +9,7 @@ from koinon_coordinator.raft.election_stats import RecentElections
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
-    """One member as the answering one sees it; the last three are known to a leader only."""
+    """One member as seen by the answering member. Only a leader knows the last three fields."""
 
     address: str
     is_voter: bool
@@ -23,7 +23,7 @@ class RaftCounters:
     """Running totals since the start, for metrics."""
 
     elections_started: int = 0
-    leader_changes: int = 0  # leaders that this member has heard of, one after the other
+    leader_changes: int = 0  # how often this member heard of another leader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +40,8 @@ class RaftStatus:
     last_index: int
     snapshot_index: int
     members: Mapping[str, MemberStatus]
-    is_changing: bool  # whether `members` rest on a change that is not committed yet
-    pending_save_s: float  # the age of the write to disk that is under way; 0 if none is
+    is_changing: bool  # whether `members` include a change that is not committed yet
+    pending_save_s: float  # the duration of the save under way; 0 if there is none
     counters: RaftCounters  # a copy
     elections: RecentElections
 
@@ -53,7 +53,7 @@ def status_of(
     counters: RaftCounters,
     elections: RecentElections,
 ) -> RaftStatus:
-    """Return the state of ``core``, which is member ``member_id``'s."""
+    """Return the status of ``core``, the core of member ``member_id``."""
     voters = core.configuration.voters
     members = {
         other: _member_status(core, member_id, other, address, other in voters, now)

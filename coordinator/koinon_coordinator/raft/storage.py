@@ -1,4 +1,4 @@
-"""Stores what a member must not forget: term and vote, log, snapshot, peers' store ids.
+"""Stores a member's durable state: term and vote, log, snapshot, peers' store ids.
 
 `LmdbRaftStorage` is one LMDB environment in one directory. Every write is one transaction and
 durable when it returns.
@@ -8,8 +8,8 @@ The directory holds
     data.mdb        the environment; its file is always as long as its map, so that a truncated
                     one is recognised before a page that is not there is touched
     lock            held (flock) while a process uses the directory
-and is refused, with the file's name, if any of that is not as it should be. An empty environment
-is made only where there is neither an identity nor data, and never by who asks to read only.
+and is refused, with the file's name, if any of these is not as it should be. An empty environment
+is made only where there is neither an identity nor data, and never by a read-only caller.
 """
 
 import contextlib
@@ -60,11 +60,11 @@ class RaftStorage(Protocol):
 
     @property
     def store_id(self) -> str:
-        """Random, made with the directory: another one means other data."""
+        """A random id, made with the directory: another id means other data."""
         ...
 
     def load(self) -> RestoredState:
-        """Everything, as of the last `save`."""
+        """Return everything, as of the last `save`."""
         ...
 
     def save(
@@ -74,7 +74,7 @@ class RaftStorage(Protocol):
         snapshot_write: SnapshotWrite | None,
         entries: Sequence[Entry],
     ) -> None:
-        """Write all that is given in one transaction; durable on return.
+        """Write all arguments in one transaction; durable on return.
 
         `entries` replace everything stored at and after the first one's index. A snapshot that
         was `installed` replaces the whole log, before `entries` are added.
@@ -82,11 +82,11 @@ class RaftStorage(Protocol):
         ...
 
     def pinned_stores(self) -> dict[str, str]:
-        """The store id that each other member was first seen with."""
+        """Return the store id with which each other member was first seen."""
         ...
 
     def pin_store(self, member_id: str, store_id: str) -> None:
-        """Remember it for good; durable on return."""
+        """Remember a member's store id for good; durable on return."""
         ...
 
     def close(self) -> None: ...
@@ -257,7 +257,7 @@ class LmdbRaftStorage:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Any]:
-        """A read transaction; whatever cannot be read in it is the file's fault."""
+        """A read transaction. An error in it becomes an error of the file."""
         try:
             with self._environment.begin() as txn:
                 yield txn
@@ -272,17 +272,17 @@ class LmdbRaftStorage:
             return _POSITION.unpack(self._get(txn, b"base"))[0]  # type: ignore[no-any-return]
 
     def load(self) -> RestoredState:
-        """Everything; raises DataDirectoryError if a checksum or the order is wrong."""
+        """Return everything; raise DataDirectoryError if a checksum or the order is wrong."""
         restored = self._load()
         if not self._read_only:
             self._make_durable()
         return restored
 
     def _make_durable(self) -> None:
-        """Make durable what is found here, before anybody acts on it. An earlier process may have
-        ended because a sync failed, of the directory or of the head that leads to the newest
-        transaction: what the page cache shows of that the disk may lack, and a vote that is given
-        again because it is found here must not be forgotten after all.
+        """Sync the data that are found here, before anybody acts on them. An earlier process may
+        have ended because a sync failed, of the directory or of the page that leads to the newest
+        transaction: then the page cache shows data that the disk may lack, and a vote that is
+        repeated because it is found here must not be lost afterwards.
         """
         sealed = _seal(self._store_id.encode())
         try:
@@ -413,7 +413,9 @@ class LmdbRaftStorage:
         return StorageFailedError(path=str(self.data_path), reason=reason)
 
     def _replace_snapshot(self, txn: Any, write: SnapshotWrite) -> int:
-        """Write the snapshot, drop what it makes superfluous, say where the log ends now."""
+        """Write the snapshot, delete the entries that it covers, and store where the log ends
+        now.
+        """
         self._put_snapshot(txn, write.snapshot, write.base)
         if write.installed:
             txn.drop(self._log, delete=False)

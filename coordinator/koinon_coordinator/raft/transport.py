@@ -1,14 +1,14 @@
 """Raft messages between members: a stream to each peer (``peer_stream``) and one from each.
 
 A transport delivers each message at most a few times, in any order, or not at all; Raft needs no
-more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
-message is passed on only if its sender's hello was right, the member listens to it, and its data
-directory is the one that this member first knew it by. Of all others nothing is kept, and no
-connection is made for them.
+more. It does promise bounds (a full queue drops its oldest message) and identity: a message is
+passed on only if its sender's hello was right, the member listens to the sender, and the sender
+still has the data directory with which it was first seen. Nothing is kept of other senders, and no
+connection is made to them.
 
-Every member keeps a stream to every other one of its configuration, even with nothing to say, and
-repeats its hello on it. So all pairs know each other's data directories, those of followers too,
-before an election depends on that.
+Every member keeps a stream to every other member of its configuration, even without messages, and
+repeats its hello on it. So all pairs, also of followers, know each other's data directories before
+an election depends on them.
 """
 
 import asyncio
@@ -44,36 +44,37 @@ class RaftTransport(Protocol):
     """A member's way to its peers."""
 
     def attach(self, endpoint: RaftEndpoint) -> None:
-        """Begin to deliver to `endpoint`."""
+        """Begin to deliver messages to `endpoint`."""
         ...
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
-        """Take the addresses of all other members. A member that is no longer among them can still
-        be answered for a while: a leader that is being removed needs the answers."""
+        """Set the addresses of all other members. A member that is no longer among them can still
+        be answered for a while: a leader that is being removed needs the answers.
+        """
         ...
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send what can be sent; never blocks."""
+        """Send the messages whose receivers can be reached; never blocks."""
         ...
 
     def open_streams(self) -> int:
-        """Return how many streams to peers stand."""
+        """Return the number of open streams to peers."""
         ...
 
     async def close(self) -> None: ...
 
 
 class StreamRaftTransport:
-    """Both sides of the streams. The process's peer port gives it those from peers."""
+    """Both directions of the streams. The process's peer port hands over the streams from peers."""
 
     def __init__(self, dialing: Dialing = PLAIN, config: TransportConfig | None = None) -> None:
         self._common = Common(dialing, config or TransportConfig())
         self.counters = self._common.counters
         self._endpoint: RaftEndpoint | None = None
-        self._configured: dict[str, str] = {}  # addresses by member, by the newest configuration
+        self._configured: dict[str, str] = {}  # member -> address, of the newest configuration
         self._learned: dict[str, str] = {}  # addresses of others, by their hellos, oldest first
         self._peers: dict[str, PeerStream] = {}  # the streams from here, by member
-        self._taken: dict[str, asyncio.Timeout] = {}  # the stream from each sender
+        self._taken: dict[str, asyncio.Timeout] = {}  # ends the stream from each sender
 
     # -- RaftTransport
 
@@ -128,7 +129,7 @@ class StreamRaftTransport:
         return self._configured.get(member_id) or self._learned.get(member_id)
 
     def _learn_address(self, member_id: str, address: str) -> None:
-        """Note where a member that no configuration names yet can be answered."""
+        """Note the address of a member that no configuration names yet."""
         if address and member_id not in self._configured:
             self._learned.pop(member_id, None)
             self._learned[member_id] = address
@@ -136,7 +137,7 @@ class StreamRaftTransport:
                 self._forget(next(iter(self._learned)))
 
     def _forget(self, member_id: str) -> None:
-        """Keep nothing of a member that no configuration names."""
+        """Forget a member that no configuration names."""
         del self._learned[member_id]
         self._common.heard_at.pop(member_id, None)
         peer = self._peers.pop(member_id, None)
@@ -149,7 +150,7 @@ class StreamRaftTransport:
     # -- streams from peers
 
     async def serve_stream(self, stream: PeerBatches, peer: str) -> None:
-        """Take one peer's stream until it ends; ``peer`` is the address that it comes from.
+        """Read one peer's stream until it ends; ``peer`` is the peer's address.
 
         Raises:
             KoinonError: it ends with that.
@@ -174,8 +175,9 @@ class StreamRaftTransport:
 
     @contextlib.contextmanager
     def _taking(self, sender: str, end: asyncio.Timeout) -> Iterator[None]:
-        """Take one stream of each sender, the newest: it has given up the one before. Of senders
-        that no configuration names yet there are few."""
+        """Keep only the newest stream of each sender, which has abandoned its earlier one. Streams
+        of senders that no configuration names yet are limited to a few.
+        """
         before = self._taken.pop(sender, None)
         if before is not None:
             _end_now(before)
@@ -194,7 +196,7 @@ class StreamRaftTransport:
     async def _take(
         self, sender: str, batch: RaftBatch, stream: PeerBatches, peer: str
     ) -> RaftExchangeReply:
-        """Pass on what comes, from the batch with the first hello on."""
+        """Pass on the stream's messages, from the batch with the first hello on."""
         while True:
             endpoint = self._running_endpoint()
             if batch.HasField("hello"):
@@ -223,7 +225,9 @@ class StreamRaftTransport:
     async def _refused(
         self, batch: RaftBatch, peer: str, sender: str = ""
     ) -> RaftExchangeReply | None:
-        """Return why the hello in `batch` is refused, of a new stream or of `sender`'s, or None."""
+        """Return why the hello in `batch`, of a new stream or of `sender`'s, is refused; None if it
+        is not.
+        """
         try:
             refusal = await self._refusal(batch, self._running_endpoint(), sender)
         except MemberStoppedError as error:
@@ -235,7 +239,7 @@ class StreamRaftTransport:
     async def _refusal(
         self, batch: RaftBatch, endpoint: RaftEndpoint, sender: str
     ) -> RaftExchangeReply | None:
-        """Return why the stream of this hello is not taken, or taken no longer, or None."""
+        """Return why the stream of this hello is refused or ended; None if it is not."""
         hello = batch.hello
         reply = RaftExchangeReply
         malformed = _malformed(batch, sender)
@@ -263,7 +267,9 @@ class StreamRaftTransport:
 
 
 def _malformed(batch: RaftBatch, sender: str) -> str:
-    """Return what is wrong with the batch's hello, or "". `sender`: whose stream it is; "": new."""
+    """Return the fault of the batch's hello, or "". `sender`: the stream's sender; "": a new
+    stream.
+    """
     hello = batch.hello
     if not batch.HasField("hello") or not hello.member_id or not hello.store_id:
         return "a stream begins with a hello"
@@ -278,6 +284,6 @@ def _malformed(batch: RaftBatch, sender: str) -> str:
 
 
 def _end_now(stream: asyncio.Timeout) -> None:
-    """End what the time-out is around."""
+    """Let the timeout expire now."""
     if not stream.expired():
         stream.reschedule(asyncio.get_running_loop().time())

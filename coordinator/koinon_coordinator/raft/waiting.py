@@ -1,6 +1,6 @@
-"""The requests that wait until something is applied here: proposals, reads, transfers.
+"""The requests that wait until an entry is applied here: proposals, reads, transfers.
 
-Everyone is answered: by what was applied, or when the leadership that they rest on is lost.
+Every request ends: with its result, or with an error when the leadership it depends on is lost.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ class Waiting:
         self._transfers: list[asyncio.Future[None]] = []
 
     async def for_proposal(self, position: LogPosition, now: float) -> object:
-        """Return what `apply` returned for the entry. Raises ProposalUnknownError."""
+        """Return the result of `apply` for the entry. Raises ProposalUnknownError."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._proposals[position.index] = _Pending(position.term, now, future)
         return await future
 
     async def for_read(self, future: asyncio.Future[int]) -> int:
-        """Return the index that the read was answered at; raises what `fail_reads` says."""
+        """Return the index of the read; raise the error given to `fail_reads`."""
         self._reads.add(future)
         try:
             return await future
@@ -44,13 +44,15 @@ class Waiting:
             self._reads.discard(future)
 
     async def for_transfer(self) -> None:
-        """Return once leadership is gone; raises what `settle_transfers` says."""
+        """Return once leadership is gone; raise the error given to `settle_transfers`."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transfers.append(future)
         await future
 
     def on_applied(self, entry: Entry, result: object) -> float | None:
-        """Answer the entry's proposal; when that was proposed, if it is indeed that one."""
+        """Answer the proposal of the applied entry, if the entry is indeed the proposed one; return
+        when it was proposed.
+        """
         pending = self._proposals.pop(entry.index, None)
         if pending is None or pending.future.done():
             return None
@@ -61,7 +63,7 @@ class Waiting:
         return pending.proposed_at
 
     def fail_proposals(self, reason: str, before_term: int) -> None:
-        """End the proposals from before the term: their fate is unknown."""
+        """End the proposals of earlier terms: their fate is unknown."""
         lost = {i: p for i, p in self._proposals.items() if p.term < before_term}
         for index, pending in lost.items():
             del self._proposals[index]
@@ -75,7 +77,7 @@ class Waiting:
         self._reads.clear()
 
     def settle_transfers(self, error: Callable[[], Exception] | None) -> None:
-        """`error` None: leadership is gone, as was asked."""
+        """End the transfers. `error` None: leadership is gone, as requested."""
         for transfer in self._transfers:
             if transfer.done():
                 continue

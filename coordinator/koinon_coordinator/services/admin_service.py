@@ -1,4 +1,4 @@
-"""The operators' service: messages in, messages out; every decision is made elsewhere."""
+"""The operators' service. It converts messages; other modules make all decisions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _PLAN = codec(Plan, admin_pb2.Plan, values={"refusals": _REFUSAL}, filled=["tabl
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """Operators' requests. ``GetStatus`` is answered by any member, the rest by the leader."""
+    """Operators' requests. Any member answers ``GetStatus``, only the leader the others."""
 
     def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
         self._coordinator = coordinator
@@ -320,8 +320,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     # --- helpers ------------------------------------------------------------------------------
 
     def _check_cluster(self, request: Any) -> None:
-        """Refuse what is meant for another cluster: addresses are reused. A caller that
-        does not know the cluster yet names none.
+        """Refuse requests meant for another cluster: addresses are reused. A caller that does not
+        know the cluster yet names none.
 
         Raises:
             WrongClusterError
@@ -331,11 +331,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             config.check_id(request.cluster_id)
 
     def _operations(self, request: Any) -> AdminRequests:
-        """Return what this coordinator does for operators while it leads.
+        """Return the leader's part that handles operators' requests.
 
         Raises:
             WrongClusterError: the request is meant for another cluster.
-            NotLeaderError: it does not lead; the error names who does.
+            NotLeaderError: this coordinator does not lead; the error names the leader.
         """
         self._check_cluster(request)
         return self._coordinator.serving.operations
@@ -345,7 +345,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return table.table_version if table is not None else 0
 
     def _room_waits(self) -> list[admin_pb2.RoomWait]:
-        """Return the nodes for whose room moves wait, with what these moves need in all."""
+        """Return the nodes for whose room moves wait, with the bytes that these moves need."""
         found: dict[int, admin_pb2.RoomWait] = {}
         for shortage in self._coordinator.leadership.operations.short_of_room():
             wait = found.setdefault(

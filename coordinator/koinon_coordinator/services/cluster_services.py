@@ -1,5 +1,5 @@
-"""The services that nodes and clients use: messages in, messages out; every decision is made
-elsewhere. ``admin_service.py`` has the operators' one, ``loads_service.py`` that of bulk loads.
+"""The services for nodes and clients. They convert messages; other modules make all decisions.
+``admin_service.py`` has the operators' service, ``loads_service.py`` that of bulk loads.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ _OPEN_ADDRESSES_MAX, _OPEN_CHARS_MAX, _MODE_CHARS_MAX, _SCARCE_MAX = 8, 300, 16,
 
 
 def _bound_exposure(stats: membership_pb2.NodeStats) -> None:
-    """Keep of what a node says of its ports and resources what operators can be shown."""
+    """Keep, of a node's report about its ports and resources, no more than operators can be
+    shown.
+    """
     shown = [one[:_OPEN_CHARS_MAX] for one in stats.open_addresses[:_OPEN_ADDRESSES_MAX]]
     if shown:
         stats.open_addresses[:] = shown
@@ -119,7 +121,7 @@ class Peer:
 
 
 class MembershipService(membership_pb2_grpc.MembershipServicer):
-    """Nodes join and stay: the leader's side."""
+    """Registrations, heartbeats and reports of nodes, for the leader."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def _answered(
         self, request: membership_pb2.HeartbeatRequest, peer: Peer
     ) -> membership_pb2.HeartbeatResponse:
-        """Answer a heartbeat, counted and timed as a call is."""
+        """Answer a heartbeat, with a call's counters and timing."""
         handled = Request(method_of(MembershipService, "Heartbeat"), request, peer)
         try:
             reply = await self._heartbeat(request)
@@ -250,14 +252,16 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         return membership_pb2.LeaveResponse()
 
     def _newer(self, known_version: int) -> table_pb2.TableUpdate | None:
-        """The update for a node; None where it has everything, or there is no table yet."""
+        """Return the table update for a node; None if it has the newest table, or there is no table
+        yet.
+        """
         table = self._coordinator.table()
         if table is None or not table.bootstrapped or known_version >= table.table_version:
             return None
         return self._updates.update(table, known_version)
 
     def _newer_access(self, known_version: int) -> access_pb2.AccessState | None:
-        """Return the access state, hashes of secrets included; None where the node has it."""
+        """Return the access state, with hashes of secrets; None if the node has it."""
         return self._access.newer(self._coordinator.access.state, known_version)
 
 
@@ -271,7 +275,7 @@ def _sender(request: Any) -> Sender:
 
 
 class RaftService(raft_pb2_grpc.RaftServicer):
-    """Tells other coordinators where they reach this one's Raft member."""
+    """Tells other coordinators the address of this coordinator's Raft member."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -295,7 +299,7 @@ def peer_port_of(coordinator: Coordinator) -> raft_pb2.GetPeerPortResponse:
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):
-    """The table as applied here: any member answers, behind the leader or not."""
+    """The table as applied here: any member answers, even if it is behind the leader."""
 
     def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
         self._coordinator = coordinator
@@ -320,8 +324,8 @@ class TableService(table_pb2_grpc.TableServiceServicer):
     async def WatchTable(  # noqa: N802
         self, request: table_pb2.GetTableRequest, context: Any
     ) -> None:
-        """Each watcher has a version of its own and is sent what changed since: one that reads
-        slowly skips versions, and holds up no other. Ends when this coordinator stops.
+        """Send each watcher the changes since its version. A slow reader skips versions, and does
+        not delay others. Ends when this coordinator stops.
         """
         with self._watches.place(context.peer()):
             await self._watch(request, context)
@@ -342,7 +346,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                     await context.write(update)
 
     def _table(self, cluster_id: str) -> Table:
-        """The table for a caller that knows this cluster (``""``: none).
+        """Return the table for a caller that knows this cluster (``""``: none).
 
         Raises:
             WrongClusterError, ClusterNotReadyError.
@@ -363,8 +367,8 @@ def add_services(
     server: Any,
     trust_host: Callable[[str], None] = lambda peer: None,
 ) -> MembershipService:
-    """Mount all services of ``coordinator`` on a ``grpc.aio`` server; return the one that takes
-    heartbeats, which come in at the peer port.
+    """Add all services of ``coordinator`` to a ``grpc.aio`` server; return the service whose
+    heartbeats arrive at the peer port.
     """
     updates = UpdateCache(coordinator.row_forms)
     members = MembershipService(coordinator, updates, trust_host)

@@ -1,4 +1,4 @@
-"""The service of bulk loads: messages in, messages out; every decision is made elsewhere."""
+"""The service of bulk loads. It converts messages; other modules make all decisions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _INFO = codec(
 
 
 class LoadsService(loads_pb2_grpc.LoadsServicer):
-    """Requests about loads. The leader answers; nodes are always let in."""
+    """Requests about loads. The leader answers; nodes are always admitted."""
 
     def __init__(self, coordinator: Coordinator, _updates: UpdateCache) -> None:
         self._coordinator = coordinator

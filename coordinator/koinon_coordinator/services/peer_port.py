@@ -5,8 +5,9 @@ A caller asks for the port's number by gRPC (``GetPeerPort``), sends one command
 (koinon_proto.server.framed_stream). gRPC itself would cost several times the processor time for a
 small message.
 
-Bounds: connections without a command, or without a first message, are few, and each is closed
-after some seconds; so are those that send anything else. Streams have places, a host half of them.
+Bounds: the connections without a command, or without a first message, are limited to a few, and
+each is closed after some seconds; a connection that sends anything else is closed. The number of
+streams is limited too; one host may have half of them.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class PeerPort:
             ) from error
 
     async def stop(self) -> None:
-        """Take no more connections, and end all streams."""
+        """Accept no more connections, and end all streams."""
         self.port = 0
         if self._server is not None:
             self._server.close()
@@ -125,14 +126,14 @@ class PeerPort:
             task.cancel()
 
     def streams(self) -> dict[str, int]:
-        """Return how many streams have come as far as their first message, by the methods."""
+        """Return the number of streams that have sent their first message, by method."""
         found = {method.path.rpartition(".")[2]: 0 for method in self._methods.values()}
         for stream, (method, _) in self._streams.items():
             found[method.path.rpartition(".")[2]] += stream not in self._silent
         return found
 
     def look_at_callers(self, version: Version, now_s: float) -> None:
-        """End the streams of callers that may no longer have them."""
+        """End the streams of callers that have lost the permission."""
         for stream, (method, standing) in list(self._streams.items()):
             if standing.is_stale(version, now_s):
                 try:
@@ -238,7 +239,7 @@ class PeerPort:
             stream.close(ended_with)
 
     async def _first_of(self, stream: Stream) -> Any:
-        """Return the stream's first message; strangers who send none keep nobody out."""
+        """Return the stream's first message. Streams that send none do not block others."""
         self._silent[stream] = None
         if len(self._silent) > WAITING_MAX:
             oldest = next(iter(self._silent))
@@ -254,7 +255,7 @@ class PeerPort:
 
 
 class _Greeting(asyncio.Protocol):
-    """A connection until its command has come, which a stream then takes over."""
+    """A connection whose command has not come yet; then a stream takes it over."""
 
     def __init__(self, port: PeerPort) -> None:
         self._port = port

@@ -18,9 +18,7 @@ _ROW = codec(PartitionRow, table_pb2.PartitionRow)
 
 
 class RowForms:
-    """Rows' wire forms. Threads may use it beside one another: a form that is made twice is the
-    same one.
-    """
+    """Rows' wire forms. Several threads may use it at once: a form that is made twice is equal."""
 
     def __init__(self) -> None:
         # By partition: the row that was asked for last, and its field in a message.

@@ -1,7 +1,7 @@
-"""Between commands or snapshots and their bytes in the log. The only place for both.
+"""Encodes and decodes the commands and snapshots of the log. No other module does.
 
-Every command and snapshot carries a format version; another one, or a command of a kind that this
-build does not know, raises UnsupportedVersionError: the member stops rather than guess.
+Every command and snapshot has a format version. An unknown version or kind of command raises
+UnsupportedVersionError: the member stops rather than guess.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ for _field in state_pb2.Command.DESCRIPTOR.oneofs_by_name["kind"].fields:
 
 
 def command_to_bytes(command: Command) -> bytes:
-    """Return the command as the log holds it."""
+    """Return the command's bytes for the log."""
     kind = _KINDS[type(command)]
     body: Any = {kind: _CODECS[kind].encode(command)}
     message = state_pb2.Command(format_version=COMMAND_FORMAT_VERSION, **body)
@@ -203,9 +203,9 @@ def image_to_bytes(
     forms: RowForms | None = None,
     let_go: Callable[[], object] = lambda: None,
 ) -> bytes:
-    """Return the snapshot's bytes: the same for equal images on every member, and those that
-    protobuf writes, whatever ``forms`` has of the rows. It may run in any thread; ``let_go`` is
-    called now and then.
+    """Return the snapshot's bytes: the same for equal images on every member, and the same as
+    protobuf writes, whichever rows ``forms`` has. It may run in any thread; ``let_go`` is called
+    now and then.
     """
     loads = image.loads
     message = _IMAGE.encode(

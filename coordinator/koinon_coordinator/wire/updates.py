@@ -1,4 +1,6 @@
-"""Keeps the wire form of the newest table update and access state, which everybody is sent."""
+"""Keeps the wire form of the newest table update and access state, which all nodes and clients are
+sent.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ CACHED_UPDATES_MAX = 64
 
 
 class UpdateCache:
-    """The wire form of the table's updates, made once for each version and base: thousands of
+    """The wire form of the table's updates, encoded once for each version and base: thousands of
     callers ask for the same few.
     """
 
@@ -24,7 +26,7 @@ class UpdateCache:
         self._updates: dict[int, table_pb2.TableUpdate] = {}
 
     def update(self, table: Table, known_version: int) -> table_pb2.TableUpdate:
-        """Return what changed since ``known_version`` (0: everything). Not to be modified."""
+        """Return the changes since ``known_version`` (0: everything). Not to be modified."""
         if table is not self._table:
             self._table = table
             self._updates.clear()
@@ -41,14 +43,14 @@ class UpdateCache:
 
 
 class AccessCache:
-    """The wire form of the access state, made once a version: every node is sent the same."""
+    """The wire form of the access state, encoded once a version: every node is sent the same."""
 
     def __init__(self) -> None:
         self._state = NO_ACCESS_STATE
         self._message: access_pb2.AccessState | None = None
 
     def newer(self, state: AccessState, known_version: int) -> access_pb2.AccessState | None:
-        """Return the state for a node; None where it has it. Not to be modified."""
+        """Return the state for a node; None if the node has it. Not to be modified."""
         if known_version >= state.version:
             return None
         if self._message is None or self._state is not state:
