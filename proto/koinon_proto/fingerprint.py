@@ -1,4 +1,4 @@
-"""The fingerprint of a partitioner: SHA-256 over what it answers for 4,096 fixed keys.
+"""The fingerprint of a partitioner: SHA-256 over its answers for 4,096 fixed keys.
 
 Two processes with the same name for a partitioner may still answer otherwise: another version of a
 router that is installed, another build. Its fingerprint is replicated with the cluster's settings,

@@ -119,7 +119,9 @@ class Partitioner(ABC):
     # --- of keys ---------------------------------------------------------------------------
 
     def routing_bytes(self, key: bytes) -> bytes:
-        """Return what of the key is hashed: keys that have it in common lie together."""
+        """Return the bytes of the key that are hashed: keys with equal routing bytes share a
+        partition.
+        """
         return self.router.routing_bytes(key)
 
     def partition_of_prefix(self, prefix: bytes) -> int | None:
@@ -389,7 +391,7 @@ class KeyspacePartitioner(Partitioner):
         return self._shifted(self._inner.partitions_of_buffers(data, offsets))
 
     def _shifted(self, found: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return a column that was made for this call, from ``base`` on."""
+        """Add ``base`` to a column of partitions, in place."""
         found += found.dtype.type(self.base)
         return found
 

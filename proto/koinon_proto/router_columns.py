@@ -30,7 +30,7 @@ _BASE_CELL_BITS: Final = np.uint64(127)
 def gathered(
     routing_bytes: Callable[[bytes], bytes], data: Bytes, starts: Places, ends: Places
 ) -> Spans:
-    """Ask the scalar form key by key, and lay its answers end to end."""
+    """Call the scalar form for each key, and join the results."""
     view = np.ascontiguousarray(data).data
     spans = zip(starts.tolist(), ends.tolist(), strict=True)
     found = [routing_bytes(bytes(view[a:b])) for a, b in spans]

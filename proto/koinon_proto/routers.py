@@ -54,7 +54,7 @@ _PARAMETERS: Final = re.compile(r"[A-Za-z0-9_.,=:-]*")
 
 
 class KeyRouter(ABC):
-    """Says which bytes of a key are hashed. Immutable; safe to share between threads."""
+    """Selects the bytes of a key that are hashed. Immutable; safe to share between threads."""
 
     text: str
     """Name and parameters, ``name[:parameters]``, in the form that is replicated."""
@@ -69,7 +69,7 @@ class KeyRouter(ABC):
         """Return the bytes of ``key`` that are hashed."""
 
     def of_prefix(self, prefix: bytes) -> bytes | None:
-        """Return the routing bytes that every key with this prefix has; None if they may differ.
+        """Return the routing bytes that all keys with this prefix share; None if they may differ.
 
         None is always right: such a prefix is looked for in all partitions.
         """
@@ -181,7 +181,7 @@ class H3Router(KeyRouter):
         self._digits = ones  # the lowest bit of each digit that the parent keeps
 
     def _parent(self, cell: int) -> int:
-        """Return the parent of what may be a cell; 0 if it is none, or a coarser one."""
+        """Return the parent of a possible cell; 0 if it is no cell, or a coarser one."""
         if (
             cell >> 56 != _H3_FIRST_BYTE
             or (cell >> 52) & 15 < self.resolution

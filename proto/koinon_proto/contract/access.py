@@ -101,8 +101,9 @@ class Grant:
 
 
 def grants_counted(grants: Iterable[Grant]) -> int:
-    """Return what grants of one user count: one that names no keyspace counts once more for each
-    keyspace that others name, since it is part of that keyspace's table too.
+    """Return the number of grants, as the limit for one user counts them: a grant that names no
+    keyspace counts once more for each keyspace that other grants name, since it is part of that
+    keyspace's table too.
     """
     held = list(grants)
     everywhere = sum(grant.keyspace_id is None for grant in held)
@@ -118,8 +119,8 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
-    """Somebody with roles. Certificates that were issued before ``certificates_from_s`` (unix time)
-    are refused; 0: none.
+    """A user with roles. Certificates issued before ``certificates_from_s`` (unix time) are
+    refused; 0: none.
     """
 
     name: str
@@ -130,7 +131,7 @@ class User:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """A token of a user. Of its secret only the SHA-256 is known; times are unix seconds,
+    """A token of a user. Only the SHA-256 of its secret is stored; times are unix seconds,
     ``expires_s`` 0: never.
     """
 
@@ -144,8 +145,8 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccessState:
-    """All that is known of access. ``version`` rises with each change; 0: there never was one.
-    Everything is in the order of its names.
+    """The whole state of access. ``version`` rises with each change; 0: there was no change yet.
+    All fields are sorted by name.
     """
 
     version: int = 0
@@ -156,7 +157,7 @@ class AccessState:
 
     @property
     def bytes(self) -> int:
-        """The bytes that the state takes in a message, or some more."""
+        """An upper bound, close to the exact value, of the state's bytes in a message."""
         grants = (grant for role in self.roles for grant in role.grants)
         return (
             sum(
@@ -178,7 +179,7 @@ NO_ACCESS_STATE = AccessState()
 def make_token(
     user: str, *, created_s: int, expires_s: int = 0, description: str = ""
 ) -> tuple[Token, str]:
-    """Return a new token, and the text that its holder shows, which no other party ever learns."""
+    """Return a new token, and its text with the secret, which only its holder ever learns."""
     token_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(10))
     secret = "".join(secrets.choice(_SECRET_CHARACTERS) for _ in range(_SECRET_CHARS))
     token = Token(
@@ -199,7 +200,7 @@ def parse_token(text: str) -> tuple[str, str] | None:
 
 
 def secret_hash(secret: str) -> bytes:
-    """Return what is kept of a secret. It is random, so a fast hash protects it."""
+    """Return the stored hash of a secret. Secrets are random, so a fast hash protects them."""
     return hashlib.sha256(secret.encode()).digest()
 
 
@@ -208,7 +209,7 @@ def is_token_id(text: str) -> bool:
 
 
 def serial_text(serial: int) -> str:
-    """Return a certificate's serial number as the state has it."""
+    """Return a certificate's serial number in the form in which the state stores it."""
     return f"{serial:x}"
 
 
@@ -286,7 +287,7 @@ class _Reach:
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """Return the least key above all that begin with the prefix; None: there is none."""
+    """Return the least key above all keys that begin with the prefix; None if there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -324,7 +325,7 @@ class KeyPermissions:
     __slots__ = ("_reaches",)
 
     def __init__(self, grants: Iterable[Grant]) -> None:
-        """``grants``: those that hold in the keyspace."""
+        """``grants``: the grants that apply in the keyspace."""
         decisions: dict[Action, dict[bytes, bool]] = {action: {} for action in Action}
         for grant in grants:
             allows = grant.effect is Effect.ALLOW
@@ -363,7 +364,9 @@ class KeyPermissions:
         return self._reaches[action].allows_range(first, last)
 
     def first_refused(self, action: Action, keys: Collection[bytes]) -> bytes | None:
-        """Return the first of the keys on which the action is not allowed; None: there is none."""
+        """Return the first of the keys on which the action is not allowed; None if all are
+        allowed.
+        """
         return self._reaches[action].first_refused(keys)
 
 
@@ -371,7 +374,7 @@ _NOWHERE = _Reach({})
 
 
 class Permissions:
-    """The actions that one caller may carry out. Never changes but for what it remembers."""
+    """The actions that one caller may carry out. Immutable, apart from a cache."""
 
     ALL: ClassVar[Permissions]
     NONE: ClassVar[Permissions]
@@ -390,7 +393,7 @@ class Permissions:
         self._some: frozenset[Action] | None = None  # likewise
 
     def in_keyspace(self, keyspace_id: int) -> KeyPermissions:
-        """Return what holds in the keyspace with this id."""
+        """Return the caller's permissions in the keyspace with this id."""
         made = self._of_keyspace.get(keyspace_id)
         if made is None:
             own = self._own.get(keyspace_id)
@@ -418,10 +421,10 @@ Permissions.ALL = Permissions([Grant(effect=Effect.ALLOW, actions=tuple(Action))
 
 
 class Access:
-    """Answers who may do what, as one state says. Never changes but for what it remembers."""
+    """Answers which caller may do what, by one access state. Immutable, apart from caches."""
 
     def __init__(self, state: AccessState = NO_ACCESS_STATE, before: Access | None = None) -> None:
-        """``before``: the one that this follows; what has not changed is taken over from it."""
+        """``before``: the preceding object, whose unchanged parts are reused."""
         self.state = state
         self.version = state.version
         self._users = {user.name: user for user in state.users}
@@ -437,8 +440,8 @@ class Access:
             }
 
     def fault_of(self, user: str, issued_at_s: int = 0) -> str:
-        """Return why this user is not let in at all; ``""``: it is. ``issued_at_s``: of the
-        certificate that it shows, 0 with a token.
+        """Return why this user is refused; ``""`` if it is not. ``issued_at_s``: of the user's
+        certificate, 0 with a token.
         """
         if user == ROOT:
             return ""
@@ -452,8 +455,8 @@ class Access:
         return ""
 
     def permissions_of(self, user: str, issued_at_s: int = 0) -> Permissions:
-        """Return what the user may do: nothing, if it is not let in. ``issued_at_s``: of the
-        certificate that it shows, 0 with a token.
+        """Return the user's permissions: none if the user is refused. ``issued_at_s``: of the
+        user's certificate, 0 with a token.
         """
         if user == ROOT:
             return Permissions.ALL
@@ -468,7 +471,7 @@ class Access:
         return permissions
 
     def token_of(self, text: str, now_s: float) -> Token | None:
-        """Return the token; None if the text is none, is not known, or is over."""
+        """Return the token of the text; None if it is malformed, unknown or expired."""
         parsed = parse_token(text)
         if parsed is None:
             return None
@@ -484,5 +487,5 @@ class Access:
         return token
 
     def is_revoked(self, serial: int) -> bool:
-        """Return whether the certificate with this serial number is refused, of whatever holder."""
+        """Return whether the certificate with this serial number is revoked, whoever holds it."""
         return bool(self._revoked) and serial_text(serial) in self._revoked

@@ -16,8 +16,8 @@ _ADDRESS = re.compile(
 
 
 def is_address(address: str) -> bool:
-    """Return whether this is ``host:port``: a name, an IPv4 address or a bracketed IPv6 address,
-    and a port from 1 to 65535 in ASCII digits.
+    """Return whether the text is ``host:port``: a name, an IPv4 address or a bracketed IPv6
+    address, and a port from 1 to 65535 in ASCII digits.
     """
     match = _ADDRESS.fullmatch(address)
     return match is not None and 1 <= int(match[1]) <= 65_535
@@ -37,7 +37,9 @@ def check_address(field: str, address: str) -> None:
 
 
 def is_name(name: str) -> bool:
-    """Return whether this can name a process or a user: letters, digits, ``.``, ``_`` and ``-``."""
+    """Return whether the text can name a process or a user: letters, digits, ``.``, ``_`` and
+    ``-``.
+    """
     return len(name) <= NAME_CHARS_MAX and _NAME.fullmatch(name) is not None
 
 

@@ -31,7 +31,7 @@ def binary_scalar(data: bytes) -> Any:
 
 
 def indices(numbers: I64Array) -> Any:
-    """Return row numbers, to take rows by."""
+    """Return row numbers as an array, for ``take``."""
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 

@@ -1,9 +1,8 @@
 """Checks the numbers of messages that enter a process against the bounds of the .proto files.
 
-``check`` is for what comes from outside: requests, as ``rpc.typed_errors`` takes them, and the
-messages of streams. ``check_reply`` is for what a server answered. ``v1/options.proto`` has the
-bounds and their reasons. Enumerations have none: the code that reads one says what an unknown value
-means.
+``check`` is for requests (``rpc.typed_errors`` calls it) and the messages of streams,
+``check_reply`` for a server's replies. ``v1/options.proto`` has the bounds and their reasons.
+Enumerations have none: the code that reads an enumeration decides what an unknown value means.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from koinon_proto.contract.errors import InvalidArgumentError, UnavailableError
 
 
 def check(message: Message) -> None:
-    """Check every number of the message, those of the messages in it included.
+    """Check every number of the message, also in nested messages.
 
     Raises:
         InvalidArgumentError: a number is beyond its bound; the field is named.
@@ -26,7 +25,7 @@ def check(message: Message) -> None:
 
 
 def check_reply(message: Message) -> None:
-    """Check what a server answered, as ``check`` does.
+    """Check a server's reply, as ``check`` does.
 
     Raises:
         UnavailableError: a number is beyond its bound; another server may answer.

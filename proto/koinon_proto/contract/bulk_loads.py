@@ -1,4 +1,6 @@
-"""Names of bulk loads that all processes share. The rules stand in ``v1/loads.proto``."""
+"""Enumerations and types of bulk loads that all processes share. ``v1/loads.proto`` has the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ LOAD_TEXT_CHARS_MAX = 200
 
 
 def owner_digest(load_id: int, owner: str) -> bytes:
-    """Return the table's name for the owner of a load, which tells the user only to those who know
-    it; b"" for a load without an owner.
+    """Return the digest that names a load's owner in the table: it can be checked against a known
+    user, but does not reveal the user; b"" for a load without an owner.
     """
     return hashlib.sha256(f"{load_id} {owner}".encode()).digest()[:16] if owner else b""
 

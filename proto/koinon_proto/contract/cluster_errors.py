@@ -1,7 +1,7 @@
 """Errors within a cluster: of its servers among one another, of operators' changes, of bulk loads.
 
-Programs that read and write never meet them; what those meet, and what the facts of a class mean,
-is in ``errors``.
+Programs that read and write never meet them. ``errors`` has the errors of such programs, and
+explains the attributes of the classes.
 """
 
 from __future__ import annotations

@@ -122,7 +122,9 @@ class _Field:
         self._hint = getattr(hint, "__supertype__", hint)
 
     def expressions(self, by_hand: Codec[Any, Any] | Value | None) -> tuple[str, str]:
-        """Return what makes the message's value of ``record``, and the record's of ``message``."""
+        """Return the source of the message's value, made of ``record``, and of the record's, made
+        of ``message``.
+        """
         if self.wire.is_repeated != self._is_repeated:
             raise TypeError(f"{self._name}: {self.wire.full_name} is not repeated alike")
         encode, decode = self._converters(by_hand)
@@ -140,7 +142,9 @@ class _Field:
         return to_wire, from_wire
 
     def _converters(self, by_hand: Codec[Any, Any] | Value | None) -> tuple[str, str]:
-        """Return the names of what converts one value each way; "" where it stays as it is."""
+        """Return the names of the functions that convert one value in each direction; "" if the
+        value stays as it is.
+        """
         if by_hand is None and self._hint in _SCALARS:
             return "", ""
         if by_hand is None and isinstance(self._hint, type) and issubclass(self._hint, IntEnum):

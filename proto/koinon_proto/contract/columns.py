@@ -46,7 +46,7 @@ _NO_LENGTHS = np.zeros(0, np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class ColumnsHeader:
-    """A chunk's description of itself, before its rows."""
+    """The header of a chunk of packed columns."""
 
     rows: int
     expires_at_ms: int
@@ -57,13 +57,13 @@ class ColumnsHeader:
 
     @property
     def size(self) -> int:
-        """Return how many bytes the whole chunk has."""
+        """Return the size of the whole chunk in bytes."""
         per_row = 8 * (1 + self.has_orders + self.has_expiries)
         return HEADER_BYTES + per_row * self.rows + self.key_bytes + self.value_bytes
 
     @property
     def expiries_at(self) -> int:
-        """Return where the rows' expiries begin, or would."""
+        """Return the offset of the rows' expiries, if there are any."""
         return HEADER_BYTES + 8 * (1 + self.has_orders) * self.rows
 
 
@@ -117,13 +117,13 @@ def pack(
 
 
 def with_expiry(data: bytes, expires_at_ms: int) -> bytes:
-    """Return the packed columns, so that their rows expire then. (The checksum is of the rows.)"""
+    """Return the packed columns with this expiry for all rows. (The checksum does not cover it.)"""
     end = _EXPIRY_AT + _EXPIRY.size
     return b"".join((data[:_EXPIRY_AT], _EXPIRY.pack(expires_at_ms), memoryview(data)[end:]))
 
 
 def with_expiries(data: bytes, expiries: U64Array) -> bytes:
-    """Return the packed columns, whose rows have expiries, with these in their place."""
+    """Return the packed columns, whose rows have expiries, with these expiries instead."""
     header = read_header(data)
     packed, at = expiries.astype("<u8").tobytes(), header.expiries_at
     view = memoryview(data)
@@ -134,7 +134,7 @@ def with_expiries(data: bytes, expiries: U64Array) -> bytes:
 
 
 def read_header(data: bytes | memoryview) -> ColumnsHeader:
-    """Return what the chunk says of itself; its rows are not looked at.
+    """Return the chunk's header, without a check of its rows.
 
     Raises:
         InvalidArgumentError: these are no packed columns, or they are not whole.
@@ -183,7 +183,7 @@ class Gathered:
 
 
 def gather(chunks: Sequence[bytes]) -> Gathered:
-    """Return the keys and lengths of chunks, whose checksums and lengths are compared.
+    """Return the keys and lengths of chunks, after a check of their checksums and lengths.
 
     Raises:
         InvalidArgumentError: a chunk is not whole, or damaged, or deletes a key and has a value.
@@ -214,14 +214,16 @@ def gather(chunks: Sequence[bytes]) -> Gathered:
 
 
 def _ends(lengths: U32Array) -> I64Array:
-    """Return where each begins and the last ends, if they are joined."""
+    """Return the offsets at which each item begins, and the end of the last one, in their
+    concatenation.
+    """
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=ends[1:])
     return ends
 
 
 def _check_totals(ends: I64Array, totals: Sequence[int]) -> None:
-    """Raise unless the lengths of each chunk add up to what its header says."""
+    """Raise unless the lengths of each chunk add up to the totals of its header."""
     for actual, total in zip(np.diff(ends).tolist(), totals, strict=True):
         if actual != total:
             raise _do_not_add_up(actual, total)

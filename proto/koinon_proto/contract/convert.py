@@ -1,4 +1,4 @@
-"""Between the wire's messages and the types that cores work with. The only place for both."""
+"""Converts between messages and the types of the cores. No other module does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLASS_BY_KIND = {kind: error for error, (kind, _) in KINDS.items()}
 
 
 def error_to_proto(error: BaseException) -> errors_pb2.Error:
-    """Return the wire form; an error without one of its own becomes InternalError."""
+    """Return the error's wire form; an error that has none becomes InternalError."""
     kind, _ = KINDS.get(cast("type[KoinonError]", type(error)), ("", ""))
     if not kind:
         reason = f"{type(error).__name__}: {error}"
@@ -57,9 +57,7 @@ def error_to_proto(error: BaseException) -> errors_pb2.Error:
 
 
 def error_from_proto(message: errors_pb2.Error) -> KoinonError:
-    """Return the error; a kind that this build does not know, or one that makes no sense, becomes
-    InternalError.
-    """
+    """Return the error; an unknown kind, or invalid fields, become InternalError."""
     kind = message.WhichOneof("kind")
     try:
         bounds.check(message)

@@ -30,7 +30,7 @@ KeyspaceId = NewType("KeyspaceId", int)
 
 
 def half_of(copies: int) -> int:
-    """Return half of the copies, rounded up: how many a write needs where nothing else is said."""
+    """Return half of the copies, rounded up: the number that a write needs by default."""
     return (copies + 1) // 2
 
 
@@ -130,7 +130,7 @@ class Keyspace:
     @property
     def unnamed_ttl_ms(self) -> int:
         """The time to live of a record that is written without one: the default, or the maximum,
-        which nothing that is written may exceed; 0: it never expires.
+        which no record may exceed; 0: it never expires.
         """
         return self.default_ttl_ms or self.max_ttl_ms
 
@@ -230,11 +230,11 @@ class Keyspaces:
         return self._by_name.get(name) if name else self.default
 
     def by_id(self, keyspace_id: int) -> Keyspace | None:
-        """The keyspace with this id, if it is not gone entirely."""
+        """The keyspace with this id; None if it is forgotten."""
         return self._by_id.get(keyspace_id)
 
     def name_of(self, keyspace_id: int) -> str:
-        """Return the name of the keyspace with this id; '' where it is gone entirely."""
+        """Return the name of the keyspace with this id; '' if it is forgotten."""
         found = self._by_id.get(keyspace_id)
         return found.name if found is not None else ""
 
@@ -250,7 +250,7 @@ class Keyspaces:
         return found
 
     def of(self, partition_id: int) -> Keyspace | None:
-        """Return the keyspace that the partition lies in, also one that is being dropped."""
+        """Return the partition's keyspace, even if it is being dropped."""
         known = self._by_partition
         return known[partition_id] if 0 <= partition_id < len(known) else None
 
@@ -272,8 +272,8 @@ class Keyspaces:
         return known
 
     def free_base(self, count: int, end: int) -> int | None:
-        """Return where ``count`` partitions that no keyspace has begin, the first place below
-        ``end`` in which they fit; None: there is none.
+        """Return the first partition of the first free range of ``count`` partitions that ends at
+        ``end`` at the latest; None if there is none.
         """
         base = 0
         for keyspace in self._all:

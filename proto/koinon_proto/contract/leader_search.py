@@ -1,4 +1,4 @@
-"""Finding the coordinators' leader: which one to ask next, and when a call is given up.
+"""Finds the coordinators' leader: decides which member to ask next, and when to give up a call.
 
 Only the leader answers; the other members refuse with ``NotLeaderError``, which names it where they
 know it. A :class:`Route` remembers which member is believed to lead, for all calls of one caller. A
@@ -26,8 +26,8 @@ AGAIN_S_MIN = 0.1
 
 
 class Repeat(Enum):
-    """The failures after which a call is attempted again, beside what was not sent or met a member
-    that does not lead.
+    """The failures after which a call is attempted again, besides a request that was not sent, or
+    was sent to a member that does not lead.
     """
 
     NOTHING = "nothing"
@@ -64,7 +64,7 @@ class Pace:
 
 
 class Route:
-    """The coordinators' addresses, and which of them is believed to lead.
+    """The coordinators' addresses, and the member that is believed to lead.
 
     With addresses, members are asked in turn. Without, ``current`` is '' while it is not known who
     leads, and the caller finds that out by other means.
@@ -75,7 +75,7 @@ class Route:
         self.current = current or next(iter(addresses), "")
 
     def follow(self, error: NotLeaderError, asked: str) -> None:
-        """Go where a member that does not lead points to; elsewhere if it does not know."""
+        """Go to the leader that a member has named; to the next member if it named none."""
         leader = error.leader_address
         if not leader or leader == asked:
             self.pass_over(asked)
@@ -85,7 +85,7 @@ class Route:
             self.addresses.append(leader)
 
     def pass_over(self, asked: str) -> None:
-        """Go on to the next in turn."""
+        """Go to the next member."""
         places = {address: place for place, address in enumerate(self.addresses)}
         after = places.get(asked, -1) + 1
         self.current = self.addresses[after % len(places)] if places else ""
@@ -120,12 +120,12 @@ class LeaderSearch:
         return min(max(AGAIN_S_MIN, self._deadline - now), self._pace.attempt_s)
 
     def on_answer(self) -> None:
-        """The member that was asked has answered: it leads."""
+        """Note that the asked member has answered: it leads."""
         self.route.current = self.asked
 
     def on_failure(self, error: KoinonError, now: float) -> float | None:
-        """Return the pause in seconds before ``asked`` is to be asked; None: the call has ended as
-        ``failure`` says.
+        """Return the pause in seconds before ``asked`` is to be asked; None: the call has ended,
+        with the error of ``failure``.
         """
         self._error = error
         self._unknown = self._unknown or error.maybe_applied
@@ -155,9 +155,9 @@ class LeaderSearch:
         return isinstance(self._error, NotLeaderError | NotSentError)
 
     def failure(self) -> KoinonError:
-        """Return the error that the call ends with: UnknownFateError if an attempt may have changed
-        something, unless the leader has refused for good since, else the last attempt's; of a
-        question without an answer UnavailableError.
+        """Return the error with which the call ends: UnknownFateError if an attempt may have
+        changed something, unless the leader has refused since, for good; otherwise the last
+        attempt's error; UnavailableError for a read without an answer.
         """
         error = self._error
         if not (error.retriable or error.maybe_applied):

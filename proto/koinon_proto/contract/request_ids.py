@@ -34,7 +34,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def fresh() -> str:
-    """Return an id of its own for a call: eight random digits of this process's, and a counter."""
+    """Return a new id for a call: eight random digits of this process, and a counter."""
     return f"{_prefix}-{next(_numbers):x}"
 
 
@@ -74,7 +74,7 @@ def handled(request_id: str) -> Iterator[None]:
 
 
 def _split(sent: str) -> tuple[str, int]:
-    """Return the id, and which call of it; 0 where that was not said."""
+    """Return the id and the call's number; 0 if the number is missing."""
     text, slash, number = sent.rpartition("/")
     if slash and number.isascii() and number.isdigit() and len(number) <= _CALL_DIGITS_MAX:
         return cleaned(text), int(number)
@@ -82,7 +82,7 @@ def _split(sent: str) -> tuple[str, int]:
 
 
 def log_fields() -> dict[str, str | int]:
-    """Return what log lines say of the request that is being handled here; nothing if none is."""
+    """Return the log fields of the request that is being handled here; empty if there is none."""
     handled = handling.get()
     if handled is None or not handled.sent:
         return {}
@@ -91,8 +91,8 @@ def log_fields() -> dict[str, str | int]:
 
 
 def onward() -> Metadata:
-    """Return the metadata of a call to another server: the id of the request that is being handled
-    here, or a new one if the call is made for none.
+    """Return the metadata for a call to another server: the id of the request that is being handled
+    here, or a new id outside of requests.
     """
     handled = handling.get()
     if handled is None or not handled.sent:

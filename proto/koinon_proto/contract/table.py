@@ -173,7 +173,7 @@ class PartitionRow:
 
     @property
     def target(self) -> tuple[NodeNumber, ...]:
-        """The replicas once the move under way is over; all of them where there is none."""
+        """The replicas once the move under way is over; all replicas if there is no move."""
         return tuple(n for n in self.replicas if n not in self.removing)
 
     @property
@@ -183,7 +183,7 @@ class PartitionRow:
 
 
 def registration_digest(registration_id: str) -> bytes:
-    """Return what the table shows of a registration's id; nothing of none."""
+    """Return the digest of a registration's id for the table; empty for an empty id."""
     return sha256(registration_id.encode()).digest() if registration_id else b""
 
 
@@ -241,11 +241,11 @@ class Table:
 
     @cached_property
     def used_rows(self) -> Sequence[PartitionRow]:
-        """The rows that are of a keyspace."""
+        """The rows that belong to a keyspace."""
         return [row for row in self.rows if not row.unused]
 
     def check_partitions(self, partition_ids: Collection[int]) -> None:
-        """Raise InvalidArgumentError if a request names a partition that there is not."""
+        """Raise InvalidArgumentError if a request names a partition that does not exist."""
         greatest = int(max(partition_ids, default=0))
         if greatest >= len(self.rows):
             raise InvalidArgumentError(
@@ -265,7 +265,7 @@ class Table:
         return self.nodes.get(self.rows[partition_id].primary)
 
     def not_primary(self, partition_id: int) -> NotPrimaryError:
-        """Return the refusal that names who leads the partition."""
+        """Return the refusal that names the partition's primary."""
         primary = self.primary_of(partition_id)
         return NotPrimaryError(
             partition_id=partition_id,
@@ -276,7 +276,7 @@ class Table:
         )
 
     def since(self, version: int) -> TableUpdate:
-        """Return what changed since ``version``; the whole table for 0 or a version unknown here.
+        """Return the changes since ``version``; the whole table for 0 or a version unknown here.
 
         A version above this table's own gives an empty update that carries this table's version.
         """
@@ -343,7 +343,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
 def _changed(
     rows: Sequence[PartitionRow], changed: Sequence[PartitionRow]
 ) -> tuple[PartitionRow, ...]:
-    """Return the rows with those that changed; the ids of new ones follow the last."""
+    """Return the rows with the changed ones replaced; new rows follow the last."""
     after = list(rows)
     for row in _ordered(changed):
         if row.partition_id < len(after):

@@ -1,4 +1,4 @@
-"""The version of what nodes say to coordinators and to one another.
+"""The version of the protocol between nodes and coordinators, and among nodes.
 
 Members of the Raft group have a version of their own (coordinator ``raft/transport.py``), the table
 and each disk format another.

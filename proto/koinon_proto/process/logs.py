@@ -132,9 +132,7 @@ def event_and_fields(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
 
 
 class LinesPerSecond:
-    """Bounds how often something is logged: when all is so, that is to be said, and the log not to
-    be filled with it.
-    """
+    """Bounds how often an event is logged, so that a burst is reported without filling the log."""
 
     def __init__(self, lines_max: int) -> None:
         self.unlogged = 0
@@ -144,7 +142,7 @@ class LinesPerSecond:
         self._lines = 0
 
     def may_log(self) -> bool:
-        """Return whether the log has room for one more; else it is counted."""
+        """Return whether one more line may be logged; if not, count it as left out."""
         now = time.monotonic()
         if now - self._second >= 1.0:
             self._second, self._lines = now, 0
@@ -155,7 +153,7 @@ class LinesPerSecond:
         return True
 
     def take_unlogged(self) -> int:
-        """Return the number of lines left out since the last time."""
+        """Return the number of lines left out since the last call."""
         unlogged, self.unlogged = self.unlogged, 0
         return unlogged
 
@@ -168,7 +166,7 @@ _lines_of_callers = LinesPerSecond(1)
 
 
 def _few_of_callers(record: logging.LogRecord) -> bool:
-    """Leave few lines, and no traceback, of what callers cause: gRPC logs each."""
+    """Limit gRPC's lines about errors that callers cause, and drop their tracebacks."""
     if not str(record.msg).startswith(_OF_CALLERS):
         return True
     record.exc_info = None

@@ -1,4 +1,5 @@
-"""Numbers that a process keeps of itself, cheap enough for the hot path, and their exposition text.
+"""A process's own counters and histograms, cheap enough for the hot path, and their exposition
+text.
 
 Nothing here locks: a ``Histogram`` belongs to one thread, which counts and which copies it into
 ``Family`` objects; those are plain data and may be rendered anywhere. The text is Prometheus' own
@@ -58,12 +59,12 @@ class Family:
 
 
 def series_of(name: str, label: str, values: Sequence[object]) -> list[str]:
-    """The series of one label; make them once where they are many."""
+    """Return the series of one label; make them once if there are many."""
     return [f'{name}{{{label}="{_escaped(str(value))}"}}' for value in values]
 
 
 def single(name: str, kind: Kind, meaning: str, value: Number) -> Family:
-    """A metric without labels."""
+    """Return a metric without labels."""
     return Family(name, kind, meaning, (name,), (value,))
 
 
@@ -74,7 +75,7 @@ def labelled(
     labels: tuple[str, ...],
     values: Mapping[tuple[str, ...], Number],
 ) -> Family:
-    """A metric by the values of its labels."""
+    """Return a metric with one label, by the label's values."""
     series = []
     for of in values:
         pairs = (f'{k}="{_escaped(v)}"' for k, v in zip(labels, of, strict=True))
@@ -83,7 +84,7 @@ def labelled(
 
 
 def distribution(name: str, meaning: str, histogram: Histogram) -> Family:
-    """A histogram, as it is now."""
+    """Return a histogram's metric, as of now."""
     bounds = [*(f"{bound}" for bound in histogram.bounds), "+Inf"]
     counts = list(accumulate(histogram.counts))
     series = [*series_of(f"{name}_bucket", "le", bounds), f"{name}_sum", f"{name}_count"]

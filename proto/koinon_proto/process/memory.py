@@ -1,4 +1,4 @@
-"""Memory that a process uses again and again stays its own.
+"""Keeps freed memory in the process, for reuse.
 
 malloc, as glibc sets it by default, gives large blocks back to the system as soon as they are free,
 and each page of the next such block is a fault and is zeroed: serialising 16 MB took four times as
@@ -43,7 +43,7 @@ def collect_rarely() -> None:
 
 
 def give_back() -> None:
-    """Give freed memory back now, and keep no more than usual from now on."""
+    """Return freed memory to the system now, and from now on keep only as much as by default."""
     libc = _libc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, _USUAL)
@@ -52,7 +52,7 @@ def give_back() -> None:
 
 
 def trim(kept: int) -> None:
-    """Give freed memory back now, but for ``kept`` bytes at the heap's end."""
+    """Return freed memory to the system now, except for ``kept`` bytes at the heap's end."""
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(ctypes.c_size_t(kept))

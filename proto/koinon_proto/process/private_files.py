@@ -1,4 +1,4 @@
-"""Keeps what servers store for the user whom they run as alone.
+"""Makes servers' files private to the user as whom they run.
 
 Records lie in data directories as they are. So a process that makes such files does that with
 ``only_for_owner``, and a directory of its own that others could read (it was made by an earlier
@@ -20,12 +20,12 @@ DIRECTORY_MODE = 0o700
 
 
 def only_for_owner() -> None:
-    """Let all files that this process makes from now on be its user's alone."""
+    """Make all files that this process creates from now on private to its user."""
     os.umask(0o077)
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open``: a file that it makes is the user's alone."""
+    """For ``open``: a created file is private to its user."""
     return os.open(path, flags, FILE_MODE)
 
 

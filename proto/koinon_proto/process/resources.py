@@ -13,7 +13,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 class Use(NamedTuple):
-    """The use of a resource; ``limit`` 0: it has none, or it is not known."""
+    """The use of a resource; ``limit`` 0: unlimited or unknown."""
 
     name: str
     used: int
@@ -42,8 +42,8 @@ def uses() -> list[Use]:
 
 
 def _memory() -> Use:
-    """Return the memory of this process's container, but for what the system can take back; or of
-    the machine, where it has no container.
+    """Return the memory use of this process's container, without reclaimable caches; of the
+    machine, if there is no container.
     """
     limit = _number(_CGROUP / "memory.max")
     if limit:
@@ -55,7 +55,7 @@ def _memory() -> Use:
 
 
 def _number(path: Path) -> int:
-    """Return the number that a file has; 0 if it has none (``max``), or there is none."""
+    """Return the number in a file; 0 if it has none (``max``), or does not exist."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -63,7 +63,7 @@ def _number(path: Path) -> int:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """Return the numbers of a file that has a name and a number in each line."""
+    """Return the numbers of a file whose lines have a name and a number each."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Lets what a process does now and then happen together: one wake-up instead of one for each.
+"""Runs a process's periodic work in common rounds, so that it shares wake-ups.
 
 A process that has nothing to do costs what its wake-ups cost, far more than the little work that is
 done in each. So work that is due every so often, and need not be done to the millisecond, is done
@@ -14,11 +14,11 @@ _SOONEST = 0.1
 
 
 def until_round_s(now: float, interval_s: float) -> float:
-    """Return how long it is to the next round: 0.1 to 1.1 intervals."""
+    """Return the seconds to the next round: 0.1 to 1.1 intervals."""
     left_s = interval_s - now % interval_s
     return left_s if left_s > _SOONEST * interval_s else left_s + interval_s
 
 
 async def next_round(interval_s: float) -> None:
-    """Return at the next round of the running event loop's clock."""
+    """Sleep until the next round, by the running event loop's clock."""
     await asyncio.sleep(until_round_s(asyncio.get_running_loop().time(), interval_s))

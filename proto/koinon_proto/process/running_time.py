@@ -1,10 +1,10 @@
-"""Counts patience in time in which a process ran, not in time in which it was kept from running."""
+"""Measures the time in which a process ran, without the time in which it was paused or starved."""
 
 from __future__ import annotations
 
 
 class RunningTime:
-    """A clock that goes on by a bounded step at most between two looks at it.
+    """A clock that advances by a bounded step at most between two readings.
 
     A process that was paused, or starved of CPU, finds what the others sent meanwhile still unread:
     their silence is its own. So whatever ends by silence (an election time-out, a leader's patience
@@ -18,7 +18,7 @@ class RunningTime:
         self._ran_s = 0.0
 
     def at(self, now: float) -> float:
-        """Look at the clock; return for how many seconds the process has run, as far as is known.
+        """Read the clock; return the seconds for which the process has run, as far as is known.
 
         It must be looked at more often than a step is long while the process runs freely.
         """

@@ -1,4 +1,4 @@
-"""Ends a server's process when it is told to: by its own means, and within a bound in any case.
+"""Ends a server's process on a signal: gracefully, and within a time limit in any case.
 
 SIGTERM, SIGINT and SIGQUIT are alike. Until the server runs they end the process at once: nothing
 has begun. SIGHUP, of a terminal that closes or a log that is rotated, ends nothing: the server

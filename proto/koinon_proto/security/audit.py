@@ -125,14 +125,14 @@ class Audit:
         self._reopens = True
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the waiting lines, and end."""
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join()
 
     def wants(self, method: str, outcome: str, count: int = 1) -> bool:
-        """Return whether a call that ended so is to be noted, or one of the ``count`` alike. Ask
-        once a call: it is counted.
+        """Return whether a call with this outcome is to be noted, or one of ``count`` such calls.
+        Ask once a call: it is counted.
         """
         if self._thread is None:
             return False
@@ -158,7 +158,7 @@ class Audit:
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
-    """Files that are the user's alone."""
+    """Rotated files that are private to the user."""
 
     def __init__(self, path: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Finds out who calls, from what the connection has shown and what the access state says of it.
+"""Authenticates callers, by the connection's certificate or token and the access state.
 
 What a caller has shown ends: certificates and tokens have an end, and both may be revoked before.
 So a caller is found for a moment (``Authenticator.who``), and what stays open longer than one call
@@ -59,18 +59,18 @@ class Authenticator:
         """Calls, commands and streams of frames, let in from callers that have shown nothing."""
 
     def keyspace_name(self, keyspace_id: int) -> str:
-        """Return the keyspace's name; '' where it is not known, or not any more."""
+        """Return the keyspace's name; '' if it is unknown or forgotten."""
         table = self._table()
         return table.keyspaces.name_of(keyspace_id) if table is not None else ""
 
     @property
     def version(self) -> Version:
-        """Changes when callers may have other permissions than before, or none."""
+        """Changes whenever the permissions of callers may have changed."""
         return self._access().version, self._trust.version
 
     def caller(self, context: Any, *, stays: bool = False) -> Caller:
-        """Return who makes a call of gRPC. ``stays``: a stream, which ends at once when the
-        authority of its caller is trusted no more.
+        """Return the caller of a gRPC call. ``stays``: for a stream, which ends at once when its
+        caller's authority is no longer trusted.
 
         Raises:
             UnauthenticatedError: its certificate says nothing, or is taken no longer.
@@ -92,7 +92,7 @@ class Authenticator:
         )
 
     def named(self, user: str) -> Caller:
-        """Return the user of this name, whom a node has let in; never ``root``.
+        """Return the user of this name, whom a node has authenticated; never ``root``.
 
         Raises:
             UnauthenticatedError: there is none, or it is let in no longer.
@@ -105,7 +105,7 @@ class Authenticator:
         return self._made(Principal(Kind.USER, user), access.permissions_of(user), math.inf)
 
     def is_trusted(self, certificate: bytes, chain: bytes = b"") -> bool:
-        """Return whether an authority that is trusted now has issued the certificate."""
+        """Return whether a presently trusted authority has issued the certificate."""
         return self._trust.valid_until_s(certificate, chain) > 0
 
     def who(
@@ -140,7 +140,9 @@ class Authenticator:
     def _shown_by(
         self, access: Access, certificate: bytes, chain: bytes, *, stays: bool
     ) -> tuple[Principal, float]:
-        """Return whom the certificate names, and the unix time until which it is taken."""
+        """Return the principal that the certificate names, and the unix time until which it is
+        accepted.
+        """
         known, now_s = _certificates(certificate), self.now()
         if known is None:
             raise UnauthenticatedError(reason="the certificate names nobody of a Koinon cluster")
@@ -163,7 +165,7 @@ class Authenticator:
         return Caller(principal, permissions, self.keyspace_name, until_s)
 
     def _by_token(self, access: Access, text: str, until_s: float) -> Caller:
-        """Return whose token this is; a caller without permissions where there is none."""
+        """Return the token's user as caller; a caller without permissions if there is no token."""
         if not text:
             return self._made(Principal(Kind.CLIENT), Permissions.NONE, until_s)
         token = access.token_of(text, self.now())
@@ -179,8 +181,9 @@ class Authenticator:
 
 
 class StandingCaller:
-    """The caller of a connection or a stream that stays open. ``find`` finds it, and raises
-    UnauthenticatedError where it is let in no longer. Without a ``gate`` it need not say who it is.
+    """The caller of a connection or stream that stays open. ``find`` authenticates it anew, and
+    raises UnauthenticatedError if it is no longer accepted. Without a ``gate`` it need not
+    authenticate.
     """
 
     def __init__(
@@ -194,13 +197,13 @@ class StandingCaller:
         self.fault: KoinonError | None = None  # why it is let in no longer
 
     def is_stale(self, version: Version, now_s: float) -> bool:
-        """Return whether the caller has to be found anew. ``version`` and ``now_s`` are the gate's:
-        who looks at many asks for them once.
+        """Return whether the caller has to be authenticated anew. ``version`` and ``now_s`` are the
+        gate's: a caller that checks many fetches them once.
         """
         return self._gate is not None and (version != self._version or now_s >= self._until_s)
 
     def current(self) -> Caller:
-        """Return the caller, as it is now.
+        """Return the caller with its present permissions.
 
         Raises:
             UnauthenticatedError: it is let in no longer.
@@ -220,7 +223,7 @@ class StandingCaller:
         return self._caller
 
     def forget(self) -> None:
-        """Have the caller found anew: it has shown something else."""
+        """Have the caller authenticated anew: it has shown another certificate or token."""
         self._version = None
 
 

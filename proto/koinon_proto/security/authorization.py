@@ -1,4 +1,4 @@
-"""The caller of the call that is being handled, and what it may do."""
+"""The caller of the call that is being handled, and its permissions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ concern: ContextVar[Concern | None] = ContextVar("koinon_concern", default=None)
 
 
 def concerns(keyspace: int | str) -> None:
-    """Note which keyspace the call is about. Checks of keys do so themselves."""
+    """Note the keyspace of the call. Checks of keys do so themselves."""
     if (noted := concern.get()) is not None:
         noted.keyspace = keyspace
 
@@ -111,8 +111,8 @@ class Caller:
         keys: Sequence[bytes],
         rows: Sequence[int] | None = None,
     ) -> None:
-        """As ``check_keys``, of a request whose rows have these keys: the error says which are
-        refused. ``rows``: those that need the action; None: all.
+        """Check the keys of a request's rows, as ``check_keys`` does; the error names the refused
+        rows. ``rows``: the rows that need the action; None: all.
         """
         asked = keys if rows is None else [keys[row] for row in rows]
         try:
@@ -126,15 +126,15 @@ class Caller:
             raise
 
     def told(self, error: KoinonError, keyspace_id: int, key: bytes) -> KoinonError:
-        """Return a write's error as this caller may be told it: the version of a record that is
-        there is for who may read its key.
+        """Return a write's error in the form that this caller may see: only a caller that may read
+        the key learns the version of an existing record.
         """
         if isinstance(error, ConditionFailedError) and not self.may(Action.READ, keyspace_id, key):
             return replace(error, current_version=0, version_hidden=True)
         return error
 
     def check_prefix(self, action: Action, keyspace_id: int, prefix: bytes) -> None:
-        """Raise PermissionDeniedError unless the action is allowed on all that begins so."""
+        """Raise PermissionDeniedError unless the action is allowed on all keys with the prefix."""
         concerns(keyspace_id)
         if self.permissions is Permissions.ALL:
             return
@@ -144,13 +144,13 @@ class Caller:
 
     @property
     def user(self) -> str:
-        """The user that calls; "" where callers need not say who they are."""
+        """The calling user; "" if callers need not authenticate."""
         principal = self.principal
         return principal.name if principal is not None and principal.kind is Kind.USER else ""
 
     @property
     def is_node(self) -> bool:
-        """True if it is a node that calls."""
+        """True if a node calls."""
         return self.principal is not None and self.principal.kind is Kind.NODE
 
     def check_load(self, load_id: int, digest: bytes, keyspace_id: int) -> None:
@@ -174,7 +174,7 @@ class Caller:
         return PermissionDeniedError(principal=self.name, action=action.name.lower(), what=what)
 
     def _in(self, what: str, keyspace_id: int) -> str:
-        """Return what is meant in a keyspace, as errors name it."""
+        """Return the keyspace's part of an error's text."""
         if keyspace_id == DEFAULT_ID:
             return what
         name = self.keyspace_name(keyspace_id)

@@ -94,7 +94,9 @@ def parse_bundle(text: bytes, source: str) -> Bundle:
 
 
 def principal_in(certificate: bytes) -> Principal | None:
-    """Return whom a certificate (PEM, or DER) names; None if no one of a Koinon cluster."""
+    """Return the principal that a certificate (PEM, or DER) names; None if it names none of a
+    Koinon cluster.
+    """
     from cryptography import x509
 
     is_pem = certificate.lstrip().startswith(b"-----")
@@ -146,7 +148,7 @@ class BundleFile:
         """Rises with each change."""
 
     def current(self) -> Bundle:
-        """Return the identity. A file that cannot be used changes nothing, and the log says so."""
+        """Return the identity. An unusable file changes nothing, and is logged."""
         now = monotonic()
         if now >= self._look_at:
             with self._lock:
@@ -158,7 +160,7 @@ class BundleFile:
         return self._bundle
 
     def look_at_once(self) -> None:
-        """Read the file now if it has changed, and not only when somebody next asks."""
+        """Read the file now if it has changed, instead of at the next use."""
         self._look_at = 0.0
         self.current()
 

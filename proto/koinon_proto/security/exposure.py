@@ -1,4 +1,4 @@
-"""Says where a server can be reached by strangers: at its start, in its log."""
+"""Warns at a server's start of addresses that strangers can reach."""
 
 from __future__ import annotations
 

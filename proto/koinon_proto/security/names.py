@@ -1,4 +1,5 @@
-"""The names in certificates: who somebody is (a URI), and by which name a server is checked (DNS).
+"""The names in certificates: a holder's identity (a URI), and the name by which a server is checked
+(DNS).
 
 Servers are dialled by address and checked by these names, so that a certificate outlives a change
 of addresses. Both stand among a certificate's subject alternative names.
@@ -72,13 +73,13 @@ def server_names(kind: Kind, name: str) -> tuple[str, ...]:
 
 
 def uri_of(kind: Kind, name: str = "") -> str:
-    """Return the URI that says who somebody is."""
+    """Return the URI of a holder's identity."""
     return f"{_SCHEME}:{kind}:{name}" if name else f"{_SCHEME}:{kind}"
 
 
 def who(uris: Iterable[str]) -> tuple[Kind, str] | None:
-    """Return the kind and the name that a certificate's URIs say; None if they say none, or more
-    than one.
+    """Return the kind and the name in a certificate's URIs; None if they have none, or more than
+    one.
     """
     ours = [uri.split(":", 2) for uri in uris if uri.startswith(f"{_SCHEME}:")]
     if len(ours) != 1:

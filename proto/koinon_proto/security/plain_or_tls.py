@@ -26,12 +26,12 @@ _CARRIED_MAX = 8_192
 
 
 def is_tls(beginning: bytes) -> bool:
-    """Return whether a connection that begins so is one of TLS."""
+    """Return whether this is the first byte of a TLS connection."""
     return beginning[:1] == bytes([_TLS_HANDSHAKE])
 
 
 class PlainOrTls:
-    """Listens from its making to ``close``."""
+    """Listens from construction to ``close``."""
 
     def __init__(self, address: str, *, plain_port: int, tls_port: int) -> None:
         """Bind ``host:port``.

@@ -176,7 +176,7 @@ class _Server:
 
 
 def _spare() -> int | None:
-    """Return a descriptor that can be given up; None where there is none left."""
+    """Return a descriptor to keep in reserve; None if there is none left."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -49,7 +49,7 @@ _DIRECT: tuple[str, Any] = ("grpc.enable_http_proxy", 0)
 
 
 class Mode(StrEnum):
-    """The ways in which a server uses TLS; see the module."""
+    """The ways in which a server uses TLS; the module's docstring explains them."""
 
     OFF = "off"
     ALLOW = "allow"
@@ -58,7 +58,9 @@ class Mode(StrEnum):
 
 
 class Dialing:
-    """The way from this process to others: plain without a bundle. Thread-safe."""
+    """The settings by which this process connects to others: plain without a bundle. Thread-
+    safe.
+    """
 
     def __init__(self, bundle: BundleFile | None = None, token: str = "") -> None:
         self._bundle = bundle
@@ -77,7 +79,7 @@ class Dialing:
 
     @property
     def version(self) -> int:
-        """Rises when the identity changes: what was opened before should be opened anew."""
+        """Rises when the identity changes: connections opened before should be reopened."""
         if self._bundle is None:
             return 0
         self._bundle.current()
@@ -205,7 +207,7 @@ def _token_in(path: str) -> str:
 
 
 class Listening:
-    """The way to this process: plain without a bundle."""
+    """The settings by which others connect to this process: plain without a bundle."""
 
     def __init__(self, mode: Mode = Mode.OFF, bundle: BundleFile | None = None) -> None:
         self.mode = mode
@@ -223,7 +225,7 @@ class Listening:
         return self.mode is not Mode.OFF
 
     def dialing(self) -> Dialing:
-        """Return how this process, a server, reaches others."""
+        """Return the settings by which this process, a server, connects to others."""
         if self.mode in (Mode.PREFER, Mode.REQUIRE):
             return Dialing(self.bundle)
         return PLAIN
@@ -254,7 +256,7 @@ class Listening:
             self.bundle.look_at_once()
 
     def close(self) -> None:
-        """Take no more connections at ports that take both kinds."""
+        """Accept no more connections at ports that take both kinds."""
         for door in self._doors:
             door.close()
 

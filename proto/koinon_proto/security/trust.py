@@ -1,4 +1,4 @@
-"""Says until when the certificate of an open connection is good.
+"""Computes until when the certificate of an open connection is valid.
 
 TLS checks a certificate once, at the handshake; connections stand for days. When a certificate
 ends, or its authority ends or is trusted no more, the connections that it opened have to go too.
@@ -35,7 +35,7 @@ class Trust:
 
     @property
     def version(self) -> int:
-        """Rises when the file changes. What was opened before may not be trusted any more."""
+        """Rises when the file changes. Connections opened before may not be trusted any more."""
         if self._bundle is None:
             return 0
         self._bundle.current()
@@ -45,7 +45,7 @@ class Trust:
 
     @property
     def unchanged_s(self) -> float:
-        """For how long the file has not changed, as far as was looked."""
+        """The seconds for which the file has not changed, by the checks so far."""
         return self._now() - self._changed_at
 
     def valid_until_s(self, certificate: bytes, chain: bytes = b"") -> float:

@@ -1,4 +1,5 @@
-"""Admission of calls: which are received, by what those before them still hold in memory.
+"""Admission of calls: decides when a call's message is received, by the memory that earlier calls
+still hold.
 
 gRPC receives a message once its handler asks for it; until then the sender may not send more than
 a window of some 64 KiB. So a call that has to wait costs next to nothing, and what a server holds
@@ -50,7 +51,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The bounds on what one connection, one host, or all of a lane has under way."""
+    """The limits for the calls under way of one connection, one host, or a whole lane."""
 
     calls: int
     request_bytes: int
@@ -107,7 +108,9 @@ class _Connection(_Use):
 
 
 class Call:
-    """One call: what it holds. ``ended`` gives it back, in whatever state the call is."""
+    """One call and the memory that it holds. ``ended`` releases it, in whatever state the call
+    is.
+    """
 
     __slots__ = (
         *("_admitted", "_connection", "_held_bytes", "_is_counted", "_lane", "_reply_bytes"),
@@ -156,7 +159,7 @@ class Call:
         await self._admitted
 
     def received(self, size: int) -> None:
-        """The message is there and has ``size`` bytes."""
+        """Note that the message has arrived, with ``size`` bytes."""
         self._lane.receiving.pop(self, None)
         self._change(size - self._request_bytes, 0)
         self._lane.seen(size)
@@ -185,18 +188,20 @@ class Call:
         self._lane.seen(size)
 
     def replied(self, size: int) -> None:
-        """The answer is made and leaves; it has ``size`` bytes."""
+        """Note that the answer, of ``size`` bytes, is made and being sent."""
         self._change(-self._request_bytes, size - self._reply_bytes)
         self.began = self._lane.now()
         self._lane.leaving[self] = None
         self._lane.seen(size)
 
     def streams(self) -> None:
-        """The call goes on as a stream, with bounds of its own: it holds nothing here."""
+        """Note that the call goes on as a stream, with limits of its own: it holds no memory
+        here.
+        """
         self.ended()
 
     def trust(self) -> None:
-        """Let its connection, which is a member's, wait for no other from now on."""
+        """Note that the connection is a member's: it waits for no other connection from now on."""
         self._lane.trust(self._connection)
 
     def is_from_member_host(self) -> bool:
@@ -204,7 +209,7 @@ class Call:
         return self._lane.is_trusted(self._connection.host_name)
 
     def ended(self, _context: object = None) -> None:
-        """The call is over, its answer has left or never will."""
+        """Note the call's end: its answer has left or never will."""
         lane = self._lane
         lane.receiving.pop(self, None)
         lane.leaving.pop(self, None)
@@ -226,7 +231,7 @@ class Call:
         self._lane.receiving[self] = None
 
     def grant(self) -> None:
-        """Admit it: it waits no more."""
+        """Admit the call: it waits no more."""
         admitted, self._admitted = self._admitted, None
         self._take()
         if admitted is not None and not admitted.done():
@@ -278,7 +283,7 @@ class Lane:
         self._trusted: dict[str, float] = {}  # connections and hosts: until when
 
     def call(self, peer: str, reply_bytes: int = REPLY_BYTES) -> Call:
-        """Return a new call of this connection, whose answer counts as so many bytes at first."""
+        """Return a new call of this connection, whose answer counts as ``reply_bytes`` at first."""
         connection = self._connections.get(peer)
         if connection is None:
             name = host_of(peer)
@@ -300,7 +305,7 @@ class Lane:
         return connection.host.has_room(size, reply_bytes) and self.all.has_room(size, reply_bytes)
 
     def queue(self, call: Call) -> None:
-        """Put the call behind the others of its connection.
+        """Queue the call behind the others of its connection.
 
         Raises:
             ResourceExhaustedError: too many wait already.
@@ -324,7 +329,7 @@ class Lane:
         self._left_queue(connection)
 
     def wake(self) -> None:
-        """Admit what there is room for, a call of each connection in turn."""
+        """Admit waiting calls while there is room, a call of each connection in turn."""
         passed = 0
         if not self._trusted and not self.all.has_room(self.message_bytes, 0):
             return
@@ -347,7 +352,7 @@ class Lane:
             del self._queue[connection]
 
     def forget_idle(self) -> None:
-        """Keep nothing of connections and hosts without calls."""
+        """Forget connections and hosts without calls."""
         for peer, connection in list(self._connections.items()):
             if not (connection.calls or connection.waiters):
                 del self._connections[peer]
@@ -356,7 +361,7 @@ class Lane:
                 del self._hosts[name]
 
     def trust_host(self, peer: str) -> None:
-        """A member has spoken from the peer's host, on a connection that is not of gRPC."""
+        """Note that a member has used a connection other than gRPC's from the peer's host."""
         self._trust(host_of(peer))
 
     def trust(self, connection: _Connection) -> None:
@@ -405,8 +410,8 @@ class Lane:
 
 
 class Places:
-    """Places for streams: all of them, a host's, a connection's. The last of them (``reserved``)
-    are for those who come from a member's host.
+    """A limited number of streams: in all, per host and per connection. The last places
+    (``reserved``) are for callers from a member's host.
     """
 
     def __init__(
@@ -456,8 +461,8 @@ handling: ContextVar[Call | None] = ContextVar("koinon_admitted", default=None)
 
 
 def hold(size: int) -> None:
-    """Count bytes that the call which is handled here holds for its answer; see Call.hold. Nothing
-    is counted where none is.
+    """Count bytes that the current call holds for its answer; see Call.hold. Does nothing outside
+    of calls.
     """
     call = handling.get()
     if call is not None:
@@ -465,12 +470,12 @@ def hold(size: int) -> None:
 
 
 def trust() -> None:
-    """The call that is handled here has proven that it is a member's; see Call.trust."""
+    """Note that the current call has proven to be a member's; see Call.trust."""
     call = handling.get()
     if call is not None:
         call.trust()
 
 
 def too_slow() -> UnavailableError:
-    """Return what a caller is told whose message did not come in time."""
+    """Return the error for a caller whose message did not arrive in time."""
     return UnavailableError(reason="the request did not arrive in time; nothing was done")

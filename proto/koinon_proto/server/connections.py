@@ -38,7 +38,7 @@ def peer_name(address: Any) -> str:
 
 
 def probe_when_idle(sock: socket.socket) -> None:
-    """Find out when a peer is gone that does not say so."""
+    """Turn on TCP keepalive, to notice peers that are gone without a sign."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in (
         (socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S),

@@ -103,7 +103,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         self._sent_at = self._loop.time()
 
     async def connected(self) -> None:
-        """See a node's ports.FollowerEnd: who has a stream has been welcomed."""
+        """See a node's ports.FollowerEnd: a framed stream is connected from the beginning."""
 
     async def receive(self) -> In:
         while not self._received:
@@ -195,7 +195,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
     # --- inside --------------------------------------------------------------------------------
 
     def put_back(self, message: In) -> None:
-        """Have ``receive`` return a message that it has returned before."""
+        """Have ``receive`` return a message again."""
         self._received.appendleft((message, 0))
 
     def _take(self, data: bytes) -> None:
@@ -218,7 +218,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
                 self._transport.pause_reading()
 
     def _ended(self, data: bytes) -> None:
-        """The other end has said why it ends the stream."""
+        """Note the error with which the other end has ended the stream."""
         try:
             error = convert.error_from_proto(errors_pb2.Error.FromString(data))
         except DecodeError:
@@ -226,7 +226,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         self._fail(error)
 
     def _fail(self, error: KoinonError) -> None:
-        """Take nothing more: ``receive`` raises this. The caller closes."""
+        """Accept nothing more: ``receive`` raises this error. The caller closes."""
         self._lose(error)
         if self._transport is not None and not self._is_paused:
             self._is_paused = True

@@ -94,17 +94,17 @@ class Guard:
         return {"data": self.data, "control": self.control}
 
     def start(self) -> None:
-        """Begin to look after calls that are stuck, on the running loop."""
+        """Begin to watch for stuck calls, on the running loop."""
         self._tick()
 
     def stop(self) -> None:
-        """End that."""
+        """Stop watching."""
         if self._ticking is not None:
             self._ticking.cancel()
 
     def guarded(self, path: str, handler: Any) -> Any:
-        """Return what to register in the handler's place; None for a method of the generated base,
-        which this server does not serve.
+        """Return the handler to register instead of this one; None for a method of the generated
+        base, which this server does not serve.
         """
         lane = self.control if path.startswith(_CONTROL) else self.data
         handle = (
@@ -214,8 +214,8 @@ class Guard:
         code: grpc.StatusCode = grpc.StatusCode.OK,
         error: Exception | None = None,
     ) -> None:
-        """Tell the audit log how a call ended, if it wants to know. ``error`` None: with the one
-        that the handler has told the caller.
+        """Write a call's end to the audit log, if it is to be noted. ``error`` None: the error with
+        which the handler has ended the call.
         """
         audit = self._audit
         if not audit.is_on:
@@ -231,7 +231,7 @@ class Guard:
             )
 
     def _keyspace_concerned(self) -> str:
-        """Return the name of the keyspace that the call is about; '' if that is not known."""
+        """Return the name of the call's keyspace; '' if it is unknown."""
         noted = concern.get()
         if noted is None or noted.keyspace is None:
             return ""
@@ -240,7 +240,7 @@ class Guard:
         return self._gate.keyspace_name(noted.keyspace) or f"id:{noted.keyspace}"
 
     def _check_streams(self, version: Version, now_s: float) -> None:
-        """End the streams of callers that may no longer have them."""
+        """End the streams of callers that have lost the permission."""
         for task, context in list(self._streams.items()):
             if context.standing.is_stale(version, now_s):
                 try:
@@ -250,7 +250,7 @@ class Guard:
                     task.cancel()
 
     def _tick(self) -> None:
-        """Look after calls that are stuck and memory that is free, now and again soon."""
+        """Check for stuck calls and free memory, and schedule the next check."""
         version, now_s = self._gate.version, self._gate.now()
         for look in self.look_at_callers:
             look(version, now_s)
@@ -348,7 +348,7 @@ async def _messages(context: _StreamContext) -> AsyncIterator[Any]:
 
 
 async def _one(answer: Awaitable[Any], is_stream: bool) -> AsyncIterator[Any]:
-    """Await a handler that writes for itself, or answers once."""
+    """Await a handler that writes its answer itself, or returns it."""
     reply = await answer
     if not is_stream:
         yield reply
@@ -364,7 +364,7 @@ def _without_frames(aborted: grpc.aio.AbortError) -> grpc.aio.AbortError:
 
 
 def _parser(path: str, deserialize: Callable[[bytes], Any]) -> Callable[[Any, Any], Any]:
-    """Return what makes a request of a message's bytes.
+    """Return the function that parses a message's bytes into a request.
 
     It raises InvalidArgumentError for what is no such message, and logs it.
     """
@@ -393,7 +393,7 @@ def _refused(path: str, context: Any, reason: str) -> InvalidArgumentError:
 
 
 def _count(path: str, error: KoinonError) -> None:
-    """Count a request that no handler has seen."""
+    """Count a request that reached no handler."""
     if path.startswith("/koinon."):
         service, _, name = path.rpartition(".")[2].partition("/")
         method = requests.methods.get((service, name))

@@ -26,7 +26,7 @@ FateOf = Callable[[grpc.RpcError], KoinonError]
 def ask_leader(
     search: LeaderSearch, attempt: Callable[[], Reply], fate_of: FateOf = rpc.fate_of
 ) -> Reply:
-    """Attempt until the leader has answered; return what it said.
+    """Make attempts until the leader has answered; return its answer.
 
     Raises:
         KoinonError: as ``LeaderSearch.failure``.

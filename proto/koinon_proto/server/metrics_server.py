@@ -166,7 +166,7 @@ class MetricsEndpoint:
             ) from error
 
     def start(self, metrics: Metrics) -> None:
-        """Answer from now on, by the running event loop's numbers."""
+        """Answer from now on, with the running event loop's numbers."""
         if self._server is None:
             return
         if (bundle := self._listening.bundle) is not None:

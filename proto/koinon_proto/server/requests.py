@@ -1,5 +1,5 @@
-"""The requests that a server handles: counted, timed, and logged: all of them for who debugs, the
-slow ones for everybody.
+"""Counts, times and logs the requests that a server handles: all requests at debug level, slow
+requests at a higher one.
 
 ``rpc.typed_errors`` brings every unary handler here; streams are only counted while they last. The
 numbers are plain, for the event loop alone; ``request_metrics`` tells them.
@@ -53,14 +53,14 @@ class Method:
         return f"{self.service}/{self.name}"
 
     def ended(self, elapsed_s: float, outcome: str = OK, count: int = 1) -> None:
-        """Count requests that took so long each."""
+        """Count requests, each of which took so long."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
         if not self.stream:
             self.seconds += elapsed_s * count
             self.buckets[bisect_left(BOUNDS_S, elapsed_s)] += count
 
     def refusals(self, reply: Any) -> list[Any]:
-        """Return the errors (of the wire) that the reply has in place of answers."""
+        """Return the errors (wire form) that the reply has in place of answers."""
         if self._refusing is None:
             known = getattr(getattr(reply, "DESCRIPTOR", None), "fields_by_name", {})
             self._refusing = tuple(
@@ -94,7 +94,7 @@ class Request:
         self._began = perf_counter()
 
     def answered(self, reply: Any) -> None:
-        """End it with a reply."""
+        """End the request with a reply."""
         method = self._method
         if (method._refusing or method._refusing is None) and (refused := method.refusals(reply)):
             outcome = refused[0].WhichOneof("kind") or INTERNAL
@@ -103,7 +103,7 @@ class Request:
             self._end(OK, reply)
 
     def failed(self, outcome: str, error: BaseException) -> None:
-        """End it with an error."""
+        """End the request with an error."""
         self._end(outcome, None, error)
 
     def _end(
@@ -143,7 +143,9 @@ class Request:
 
 
 class Slow(LinesPerSecond):
-    """The limit above which requests are logged as slow, and the bound of such lines."""
+    """The limit above which requests are logged as slow, and the bound on the number of such
+    lines.
+    """
 
     def __init__(self) -> None:
         super().__init__(SLOW_LINES_MAX)
@@ -156,7 +158,7 @@ methods: dict[tuple[str, str], Method] = {}
 
 
 def log_slow_after(after_ms: int) -> None:
-    """Log requests that take so long or longer; 0: none."""
+    """Log requests that take at least so long; 0: none."""
     slow.after_s = after_ms / 1000 if after_ms > 0 else float("inf")
 
 

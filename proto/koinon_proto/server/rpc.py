@@ -118,7 +118,9 @@ def _typed(handler: Handler, *, stream: bool) -> Handler:
 
 
 def outcome_of(error: KoinonError) -> str:
-    """Return what metrics and logs call a request that ended with ``error``: ``not_primary``."""
+    """Return the label, in metrics and logs, of a request that ended with ``error``:
+    ``not_primary``.
+    """
     return KINDS.get(type(error), (requests.INTERNAL, ""))[0]
 
 
@@ -191,12 +193,12 @@ def fate_of(failure: grpc.RpcError, *, at: str = "", unimplemented: str = "") ->
 
 
 def status_text(failure: grpc.RpcError) -> str:
-    """Return gRPC's own words for a failure: ``unavailable: Socket closed``."""
+    """Return gRPC's own text for a failure: ``unavailable: Socket closed``."""
     return f"{failure.code().name.lower()}: {failure.details()}"
 
 
 def in_words(failure: grpc.RpcError) -> str:
-    """Return how a call failed, for an operator."""
+    """Return the text about a failed call for an operator."""
     if (typed := error_of(failure)) is not None:
         return str(typed)
     return _WORDS.get(failure.code()) or status_text(failure)
@@ -224,7 +226,7 @@ class TakesServices(Protocol):
 
 async def add_health_and_reflection(server: TakesServices, services: tuple[str, ...]) -> Any:
     """Add ``grpc.health.v1.Health`` (all serving) and server reflection; return the health
-    servicer, whose ``set`` and ``enter_graceful_shutdown`` change what it says.
+    servicer, whose ``set`` and ``enter_graceful_shutdown`` change its answers.
     """
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
