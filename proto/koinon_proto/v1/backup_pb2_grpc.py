@@ -71,16 +71,16 @@ class BackupServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def MakeCut(self, request, context):
-        """Completes nothing from now on, and takes the snapshot. Errors: WrongCluster, LeaseExpired,
-        CutFailed (nothing is held any more, or there is no such cut).
+        """Completes no commit group from now on, and takes the snapshot. Errors: WrongCluster,
+        LeaseExpired, CutFailed (the node no longer holds its writes, or there is no such cut).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseCut(self, request, context):
-        """Completes what waits. Errors: WrongCluster, CutFailed (what was made is no part of a cut, or there
-        is none).
+        """Completes the waiting commit groups. Errors: WrongCluster, CutFailed (the snapshot is no part of
+        a cut, or there is no such cut).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

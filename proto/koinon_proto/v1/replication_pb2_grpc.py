@@ -60,8 +60,8 @@ class ReplicationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def ReadPage(self, request, context):
-        """One page of a pass, or the current records of named keys. Stateless but for the hold on the
-        purge floor, which a stream with the partition open keeps.
+        """One page of a pass, or the current records of named keys. Stateless, except that a stream with
+        the partition open holds the purge floor.
         Errors: WrongCluster, NotPrimary, TableBehind, Unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -75,7 +75,7 @@ class ReplicationServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Checksums(self, request, context):
-        """What this node's copies hold, whether it leads them or not.
+        """The contents of this node's copies, whether it leads them or not.
         Errors: WrongCluster, InvalidArgument.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
