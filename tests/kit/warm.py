@@ -37,6 +37,9 @@ MESSAGE_BYTES_MAX = 128 * 1024
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "GRPC_")
 """Variables that begin so are looked at before a program runs: forking is too late for others."""
 
+CODE_TIMEOUT_S = 30.0
+"""How long the exit code of a process that has ended may be on its way."""
+
 
 class WarmServers:
     """The process that forks; it is started when a server is first asked for."""
@@ -67,11 +70,18 @@ class WarmServers:
             return WarmChild(self, answer["pid"])
 
     def exit_code(self, pid: int) -> int | None:
-        """Return it, once, of a process that has ended."""
+        """Return the exit code of a process that has ended, once; None while the process runs.
+
+        The process that forks reaps it, so its code may come later than its end is seen.
+        """
         with self._lock:
-            while self._connection and select.select([self._connection], [], [], 0)[0]:
-                ended = json.loads(self._connection.recv(MESSAGE_BYTES_MAX))
-                self._exit_codes[ended["ended"]] = ended["code"]
+            ended = processes.identify(pid) is None
+            while self._connection and pid not in self._exit_codes:
+                wait_s = CODE_TIMEOUT_S if ended else 0
+                if not select.select([self._connection], [], [], wait_s)[0]:
+                    break
+                message = json.loads(self._connection.recv(MESSAGE_BYTES_MAX))
+                self._exit_codes[message["ended"]] = message["code"]
             return self._exit_codes.pop(pid, None)
 
     def close(self) -> None:
