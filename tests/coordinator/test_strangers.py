@@ -9,6 +9,7 @@ from pathlib import Path
 
 from koinon_proto.v1 import admin_pb2
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
+from tests.kit.waiting import until
 from tests.raft.framed import refusal_of
 
 from .test_processes import Processes, living
@@ -33,6 +34,7 @@ STRANGERS_WORDS = (
 def test_coordinators_that_strangers_talk_to_stay_up_and_keep_their_leader(tmp_path: Path) -> None:
     async def say(processes: Processes, member_id: str, group: str, address: str) -> None:
         """Send all messages, in the group's own name too."""
+        await until(lambda: " peer_port=" in processes.log(member_id))  # a majority is enough
         (*_, number) = re.findall(r" peer_port=(\d+)", processes.log(member_id))
         for stranger, message in enumerate(STRANGERS_WORDS):
             hello = RaftHello(

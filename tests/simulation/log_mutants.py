@@ -77,18 +77,18 @@ def reads_pages_of_a_store_that_lags() -> None:
 
 @log_mutant
 def commits_large_groups_before_what_the_log_holds() -> None:
-    def make(go_on: Any) -> Any:
+    def make(advance: Any) -> Any:
         def at_once(self: LoggedChannel) -> None:
             group = self._group
             if group is not None and not self._taking and self._goes_direct(group[2]):
                 self._group, self._direct, self._loose = None, True, set()
                 self._inner.send(group)
                 return
-            go_on(self)
+            advance(self)
 
         return at_once
 
-    replace_method(LoggedChannel, "_go_on", make)
+    replace_method(LoggedChannel, "_advance_group", make)
 
 
 def stored(store: store_module.Store, keys: Any) -> dict[bytes, bytes]:
