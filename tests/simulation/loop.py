@@ -41,6 +41,30 @@ class StuckError(Exception):
     """The simulation cannot go on: nothing is due any more, or time stands still."""
 
 
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address: a TaskGroup cancels its tasks in
+    the order of a set.
+    """
+
+    def __init__(self, work: Any, *, number: int, **options: Any) -> None:
+        self._number = number  # before the base class adds the task to a set
+        super().__init__(work, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Future(asyncio.Future[Any]):
+    """A future whose place in a set does not depend on its address."""
+
+    def __init__(self, *, number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class Process:
     """One life of a simulated process: its gate. Threads beside the first one have gates of their
     own: all are paused, go on and end together, and one that is stuck holds up no other.
@@ -148,10 +172,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.ready: Any = self._ready  # type: ignore[attr-defined]
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0
+        self._futures_made = 0  # tasks among them
         self._at_once = 0
         self._over = False
         self.set_exception_handler(lambda _, context: self.failures.append(context))
-        self.set_task_factory(_make_task)
+        factory: Any = _make_task
+        self.set_task_factory(factory)
 
     @property
     def is_over(self) -> bool:
@@ -159,6 +185,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def next_number(self) -> int:
+        """Return the number of the next future or task of this loop."""
+        self._futures_made += 1
+        return self._futures_made
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(number=self.next_number(), loop=self)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, work: Callable[..., T], *arguments: Any
@@ -257,16 +291,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _make_task(
-    loop: asyncio.AbstractEventLoop,
+    loop: VirtualLoop,
     work: Any,
     *,
     context: contextvars.Context | None = None,
     name: str | None = None,
 ) -> asyncio.Task[Any]:
-    if isinstance(loop, VirtualLoop) and loop.is_over:
+    if loop.is_over:
         work.close()
         work = _nothing()
-    task = asyncio.Task(work, loop=loop, context=context, name=name)
+    task = _Task(work, number=loop.next_number(), loop=loop, context=context, name=name)
     process = context.get(_PROCESS) if context is not None else _PROCESS.get()
     if process is not None:
         # Kept for as long as it may be needed: a dead process's coroutines must not be closed, and

@@ -143,7 +143,7 @@ class ColumnReader:
         expired: Expired,
     ) -> list[int]:
         view = self._state.served
-        incomplete: set[CommitGroup] = set()
+        incomplete: dict[CommitGroup, None] = {}
         visited: list[int] = []
         size, dead, at, after_key = 0, 0, 0, page.after_key
         looked = read = 0  # bytes and rows since the last yield
@@ -168,9 +168,8 @@ class ColumnReader:
             visited.append(p)
             keys, found = list(map(_first, rows)), list(map(_second, rows))
             head = records.head_of(p)
-            incomplete.update(
-                self._pending.seen_in_scan(head + page.prefix, head + after_key, rows, more=more)
-            )
+            seen = self._pending.seen_in_scan(head + page.prefix, head + after_key, rows, more=more)
+            incomplete.update(dict.fromkeys(seen))
             live = len(answer.keys)
             grown, scanned = self._append(p, keys, found, page, answer, expired)
             size += grown

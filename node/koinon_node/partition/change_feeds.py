@@ -146,7 +146,7 @@ class ChangeFeeds:
         self.tail = commits.tail
         self.journal = commits.journal
         self.leading = commits.leading
-        self._feeds: set[Feed] = set()
+        self._feeds: dict[Feed, None] = {}  # in the order in which they were opened
         self.changes_sent = 0  # over all feeds since the start, for metrics
         commits.on_complete = self._on_complete
 
@@ -157,14 +157,14 @@ class ChangeFeeds:
     def open(self, request: FeedRequest) -> Feed:
         """Open a feed. Its holder ends it by ``Feed.close``."""
         feed = Feed(self, request)
-        self._feeds.add(feed)
+        self._feeds[feed] = None
         return feed
 
     def closed(self, feed: Feed, followed: Sequence[int]) -> None:
         """Remove a closed feed. The partitions that it followed stay in the tail for ``_LINGER_S``
         more.
         """
-        self._feeds.discard(feed)
+        self._feeds.pop(feed, None)
         asyncio.get_running_loop().call_later(_LINGER_S, self._leave, followed)
 
     def _leave(self, partition_ids: Sequence[int]) -> None:

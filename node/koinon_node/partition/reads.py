@@ -209,7 +209,7 @@ class Reads:
         if self._writer.pending_rows:
             wanted = data_keys if len(data_keys) == 1 else set(data_keys)
             await self._complete(self._pending.overlapping(wanted), data_keys)
-        incomplete: set[CommitGroup] = set()
+        incomplete: dict[CommitGroup, None] = {}
         start, size, step = 0, 0, _FIRST_READ_ROWS
         with Expired(self._clock) as expired:
             while start < len(data_keys):
@@ -241,13 +241,13 @@ class Reads:
         answer: ReadAnswer,
         want_versions: bool,
         expired: Expired,
-        incomplete: set[CommitGroup],
+        incomplete: dict[CommitGroup, None],
     ) -> int:
         """Read some rows, append them to ``answer``, and return the bytes of their records. Add to
         ``incomplete`` the groups that have to complete before these rows may be returned.
         """
         rows = self._store.get_many(keys)
-        incomplete.update(self._pending.seen(keys, rows))
+        incomplete.update(dict.fromkeys(self._pending.seen(keys, rows)))
         found = list(map(_second, rows))
         flags = set(map(_flags_of, found))
         if len(rows) == len(keys) and flags == {0} and not want_versions:

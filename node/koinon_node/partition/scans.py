@@ -79,7 +79,7 @@ class Scans:
         answer: ScanAnswer,
         expired: Expired,
     ) -> list[int]:
-        incomplete: set[CommitGroup] = set()
+        incomplete: dict[CommitGroup, None] = {}
         visited: list[int] = []
         size, rows_seen, after_key = 0, 0, page.after_key
         await self._writer.settle(page.partition_ids)
@@ -102,7 +102,8 @@ class Scans:
                 start=page.start,
                 reverse=page.reverse,
             )
-            incomplete.update(self._seen_in_scan(partition_id, page, after_key, rows, more=more))
+            seen = self._seen_in_scan(partition_id, page, after_key, rows, more=more)
+            incomplete.update(dict.fromkeys(seen))
             after_key = b""
             rows_seen += len(rows)
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
