@@ -325,14 +325,15 @@ class Fetcher:
         followed = self._followed
         start, reach = followed.opened.common_point, followed.opened.stream_from
         through = int(self._copies.complete_through[self._partition_id])
-        bound, after_key = 0, b""
+        bound: int | None = None  # the first page's: later pages may be of newer states
+        after_key: bytes = b""
         while True:
             allowed = await self._context.allow_page(self._followed)
             page = await self._source.page(after_key, allowed, after_sequence=start, reach=reach)
             self._context.spend(self._followed, page.size - allowed)
             if page.purge_floor > start:
                 raise _purged(page.purge_floor, start)
-            if not bound:
+            if bound is None:
                 bound = page.bound
             if bound < reach:
                 raise BadMessageError(reason=f"a page with bound {bound}, below {reach}")
@@ -359,13 +360,14 @@ class Fetcher:
         )
         await self._applier.settle(partition_id)
         empty = not self._store.scan_keys(partition_id, b"", b"", 1)
-        bound = floor = 0
-        after_key = b""
+        bound: int | None = None  # the first page's, 0 too: later pages may be of newer states
+        floor, after_key = 0, b""
         while True:
             allowed = await self._context.allow_page(self._followed)
             page = await self._source.page(after_key, allowed, snapshot=True)
             self._context.spend(self._followed, page.size - allowed)
-            bound, floor = bound or page.bound, max(floor, page.purge_floor)
+            bound = page.bound if bound is None else bound
+            floor = max(floor, page.purge_floor)
             if not empty:
                 await self._clear_range(page, after_key)
             if page.keys:

@@ -184,6 +184,33 @@ def test_rule_14_snapshot_replaces_ranges_and_is_unusable_until_its_end(tmp_path
     follow(tmp_path, primary, test)
 
 
+def test_rule_14_snapshot_is_complete_through_its_first_pages_bound_be_it_0(tmp_path: Path) -> None:
+    """A primary's first page may be read before its store has any position of the partition."""
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.write(0, {b"%03d" % number: b"new" for number in range(20)})
+    lead.floor = E5 + 1
+    primary.page_rows = 10
+
+    async def write_behind(request: wire.ReadPageRequest) -> None:
+        if request.after_key:
+            primary.write(0, {b"000": b"newer"})
+            primary.before_page, lead.floor = None, 0
+
+    def without_position(page: wire.RecordPage) -> None:
+        page.bound, primary.spoil = 0, None
+
+    async def test(rig: Rig) -> None:
+        await rig.put(0, {b"zzz": value(E4 + 1, b"old")}, through=E4 + 1)
+        primary.before_page, primary.spoil = write_behind, without_position
+        rig.on_table(one_row(in_sync=False))
+        await live(rig, primary)
+        assert rig.values(0) == {key: lead.value(key) for key in lead.rows}
+        assert rig.values(0)[b"000"] == b"newer"
+
+    follow(tmp_path, primary, test)
+
+
 def test_rule_14_snapshot_cut_short_is_taken_again_by_a_new_process(tmp_path: Path) -> None:
     primary = ScriptedPrimary()
     lead = primary.lead(0, 5)
