@@ -29,7 +29,7 @@ TAIL_BYTES = (0, 400, 1 << 20)
 
 
 class Seen(NamedTuple):
-    """What the reader was told last of a key; ``value`` None: it was deleted."""
+    """The newest change of a key that the reader has received; ``value`` None is a delete."""
 
     version: int
     value: bytes | None

@@ -39,7 +39,7 @@ AUTHORITY_DAYS = 3652
 IDENTITY_DAYS = 825
 DAYS_MAX = 36_500
 CLOCK_SKEW = timedelta(minutes=5)
-"""How far a clock may be behind the authority's and still accept a new certificate as valid."""
+"""A new certificate is valid from this long before its issue, for servers whose clocks are slow."""
 LABEL_CHARS_MAX = 63
 """The limit of a label between two dots of a DNS name (RFC 1035, 2.3.4)."""
 COMMON_NAME_CHARS_MAX = 64

@@ -334,7 +334,9 @@ def _retry(
     batch_rows: int,
     policy: RetryPolicy,
 ) -> RetryAfter | None:
-    """Record the error; fail the operation and return None, or return when to retry it."""
+    """Record the error. Return the conditions of the next attempt; if there is none, fail the
+    operation and return None.
+    """
     if single.done:
         return None
     single.sent = False

@@ -92,7 +92,7 @@ class RetryPolicy:
         return ceiling * self.random.uniform(0.5, 1.0)
 
     def decide(self, error: KoinonError, *, attempt: int, idempotent: bool) -> RetryAfter | None:
-        """Return when to retry; None: the error is final.
+        """Return the conditions of the next attempt, or None if the error is final.
 
         ``idempotent``: an attempt of unknown fate may be repeated. True for reads, and for
         unconditional writes whose caller opted in.

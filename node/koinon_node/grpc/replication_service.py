@@ -208,7 +208,7 @@ class ReplicationService:
     ) -> replication_pb2.PartitionSizesResponse:
         self._state.table().cluster.check_id(request.cluster_id)
         partition_ids, records, sizes = self._sizes.columns()
-        # Where this node does not lead, its position of the copy may be old.
+        # Only a primary knows the newest sequence of a partition; a follower's may be out of date.
         led = self._primaries.epochs[partition_ids] > 0
         stale = self._sizes.stale(partition_ids, self._primaries.last_sequences[partition_ids])
         return replication_pb2.PartitionSizesResponse(

@@ -117,10 +117,10 @@ class Authenticator:
         stays: bool = False,
         by_token: bool = False,
     ) -> Caller:
-        """Return who shows this certificate (PEM or DER; None: none) and, where it names no user or
-        the token is to say it (``by_token``), this token. ``chain`` (PEM) is what is between the
-        certificate and its authority. After a change of authorities, those of before are taken for
-        ``PATIENCE_S``, unless it ``stays``.
+        """Return the caller that presents this certificate (PEM or DER; None if it presents none).
+        Where the certificate names no user, or with ``by_token``, the token names the user.
+        ``chain`` (PEM) has the certificates between this one and its authority. After a change of
+        authorities, the earlier ones are accepted for ``PATIENCE_S``, unless it ``stays``.
 
         Raises:
             UnauthenticatedError: it says nothing, or is taken no longer.

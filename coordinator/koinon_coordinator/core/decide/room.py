@@ -50,8 +50,8 @@ class NodeUse:
     counted_bytes: int = 0
 
     def left(self, fill_max: float) -> tuple[int, str]:
-        """Return how many bytes may be added until the map has this fill, and the limiting bound as
-        text.
+        """Return the bytes that may be added until the map or the disk reaches its limit, and the
+        name of that limit. ``fill_max``: the greatest share of the map that may be used.
         """
         if not self.map_bytes:
             return UNBOUNDED, ""

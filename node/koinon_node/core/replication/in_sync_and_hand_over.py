@@ -379,9 +379,9 @@ class Proposals:
         return [p for p in {*broken, *leaving, *wanted, *used_up} if p not in self.hand_overs]
 
     def _room_to_leave(self) -> int:
-        """Return how many more partitions a leaving node may stop now. The limit counts the
-        partitions stopped here, and twice that limit those that are stopped or being taken over
-        elsewhere.
+        """Return the number of further partitions that a leaving node may stop now. One limit holds
+        for the partitions that are stopped here; twice that limit holds for these together with the
+        partitions that other nodes are taking over.
         """
         if not self._leaving:
             return 0
