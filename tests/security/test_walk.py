@@ -79,7 +79,15 @@ class Walk:
         on_node = path.startswith(
             tuple(
                 f"/koinon.v1.{name}/"
-                for name in ("KeyValue", "Bulk", "Replication", "Traffic", "Feed", "Backup")
+                for name in (
+                    "KeyValue",
+                    "Bulk",
+                    "Replication",
+                    "Traffic",
+                    "Feed",
+                    "Cursors",
+                    "Backup",
+                )
             )
         )
         return [self.servers.node if on_node else self.servers.coordinator]
@@ -150,7 +158,12 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             yield Walk(servers, found, keyspaces)
 
 
-METHODS = set(method_permissions.RULES) - method_permissions.STREAMS
+NOT_SERVED_YET = tuple(f"/koinon.v1.{service}/" for service in ("Groups", "Cursors"))
+METHODS = {
+    path
+    for path in method_permissions.RULES.keys() - method_permissions.STREAMS
+    if not path.startswith(NOT_SERVED_YET)
+}
 """Those of gRPC; test_peer_port has the streams."""
 
 
@@ -278,7 +291,7 @@ def _of_load(path: str, load_id: int) -> bytes:
 WITHOUT_KEYS = {"Bulk/Prepare", *(f"Loads/{name}Load" for name in ("Touch", "Commit", "Abort"))}
 WITHOUT_KEYS |= {"Loads/GetLoads", "Admin/GetStatus"}
 WITHOUT_KEYS |= {f"Backup/{name}Cut" for name in ("Open", "Make", "Release", "Read")}
-ABOUT_KEYS = sorted(p for p, r in method_permissions.RULES.items() if {*r.actions} & {*KEYS})
+ABOUT_KEYS = sorted(p for p in METHODS if {*method_permissions.RULES[p].actions} & {*KEYS})
 
 
 @pytest.mark.parametrize("path", ABOUT_KEYS)

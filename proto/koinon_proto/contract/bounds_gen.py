@@ -29,6 +29,7 @@ TIME_S = 1099511627775
 SIZE = 281474976710655
 COUNT = 2147483647
 PORT = 65535
+GENERATION = 4611686018427387903
 
 
 def _refuse(field: str, bound: int, actual: int | float) -> None:
@@ -708,6 +709,20 @@ def _history_branched_error(m: Any) -> None:
         _refuse("partition_id", 65535, m.partition_id)
 
 
+def _stale_generation_error(m: Any) -> None:
+    if m.partition_id > 65535:
+        _refuse("partition_id", 65535, m.partition_id)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+    if m.current_generation > 4611686018427387903:
+        _refuse("current_generation", 4611686018427387903, m.current_generation)
+
+
+def _group_in_use_error(m: Any) -> None:
+    if m.members > 2147483647:
+        _refuse("members", 2147483647, m.members)
+
+
 def _error(m: Any) -> None:
     if m.HasField("not_primary"):
         _not_primary_error(m.not_primary)
@@ -739,6 +754,10 @@ def _error(m: Any) -> None:
         _snapshot_needed_error(m.snapshot_needed)
     if m.HasField("history_branched"):
         _history_branched_error(m.history_branched)
+    if m.HasField("stale_generation"):
+        _stale_generation_error(m.stale_generation)
+    if m.HasField("group_in_use"):
+        _group_in_use_error(m.group_in_use)
 
 
 def _get_request(m: Any) -> None:
@@ -850,6 +869,166 @@ def _feed_advance(m: Any) -> None:
 def _changes_response(m: Any) -> None:
     for part in m.advances:
         _feed_advance(part)
+    for part in m.refusals:
+        _refusal(part)
+
+
+def _held(m: Any) -> None:
+    if m.generations and max(m.generations) > 4611686018427387903:
+        _refuse("generations", 4611686018427387903, max(m.generations))
+
+
+def _attend_group_request(m: Any) -> None:
+    if m.session_ms > 3600000:
+        _refuse("session_ms", 3600000, m.session_ms)
+    for part in m.held:
+        _held(part)
+
+
+def _attend_group_response(m: Any) -> None:
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+    for part in m.granted:
+        _held(part)
+    if m.members > 2147483647:
+        _refuse("members", 2147483647, m.members)
+
+
+def _group_member(m: Any) -> None:
+    if m.session_ms > 3600000:
+        _refuse("session_ms", 3600000, m.session_ms)
+    if m.heard_ms_ago > 4611686018427387903:
+        _refuse("heard_ms_ago", 4611686018427387903, m.heard_ms_ago)
+    for part in m.granted:
+        _held(part)
+    for part in m.releasing:
+        _held(part)
+
+
+def _group_status(m: Any) -> None:
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+    if m.created_at_ms > 4611686018427387903:
+        _refuse("created_at_ms", 4611686018427387903, m.created_at_ms)
+    if m.member_count > 2147483647:
+        _refuse("member_count", 2147483647, m.member_count)
+    for part in m.members:
+        _group_member(part)
+    if m.partition_count > 2147483647:
+        _refuse("partition_count", 2147483647, m.partition_count)
+    if m.unowned_count > 2147483647:
+        _refuse("unowned_count", 2147483647, m.unowned_count)
+    if m.changed_ms_ago > 4611686018427387903:
+        _refuse("changed_ms_ago", 4611686018427387903, m.changed_ms_ago)
+    if m.waits_ms > 4611686018427387903:
+        _refuse("waits_ms", 4611686018427387903, m.waits_ms)
+
+
+def _get_groups_response(m: Any) -> None:
+    for part in m.groups:
+        _group_status(part)
+
+
+def _raise_generation_request(m: Any) -> None:
+    if m.pause_ms > 3600000:
+        _refuse("pause_ms", 3600000, m.pause_ms)
+
+
+def _raise_generation_response(m: Any) -> None:
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+
+
+def _delete_group_response(m: Any) -> None:
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+
+
+def _cursor(m: Any) -> None:
+    if m.HasField("position"):
+        _feed_position(m.position)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+    if m.committed_at_ms > 4611686018427387903:
+        _refuse("committed_at_ms", 4611686018427387903, m.committed_at_ms)
+
+
+def _claim_cursors_request(m: Any) -> None:
+    if m.table_version > 72057594037927935:
+        _refuse("table_version", 72057594037927935, m.table_version)
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.generations and max(m.generations) > 4611686018427387903:
+        _refuse("generations", 4611686018427387903, max(m.generations))
+
+
+def _claim_cursors_response(m: Any) -> None:
+    for part in m.cursors:
+        _cursor(part)
+    for part in m.refusals:
+        _refusal(part)
+
+
+def _commit_cursors_request(m: Any) -> None:
+    if m.table_version > 72057594037927935:
+        _refuse("table_version", 72057594037927935, m.table_version)
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    for part in m.positions:
+        _feed_position(part)
+    if m.generations and max(m.generations) > 4611686018427387903:
+        _refuse("generations", 4611686018427387903, max(m.generations))
+
+
+def _commit_cursors_response(m: Any) -> None:
+    for part in m.refusals:
+        _refusal(part)
+
+
+def _read_cursors_request(m: Any) -> None:
+    if m.table_version > 72057594037927935:
+        _refuse("table_version", 72057594037927935, m.table_version)
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+
+
+def _read_cursors_response(m: Any) -> None:
+    for part in m.cursors:
+        _cursor(part)
+    for part in m.refusals:
+        _refusal(part)
+
+
+def _reset_cursors_request(m: Any) -> None:
+    if m.table_version > 72057594037927935:
+        _refuse("table_version", 72057594037927935, m.table_version)
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+    for part in m.positions:
+        _feed_position(part)
+
+
+def _reset_cursors_response(m: Any) -> None:
+    for part in m.refusals:
+        _refusal(part)
+
+
+def _delete_cursors_request(m: Any) -> None:
+    if m.table_version > 72057594037927935:
+        _refuse("table_version", 72057594037927935, m.table_version)
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+
+
+def _delete_cursors_response(m: Any) -> None:
     for part in m.refusals:
         _refusal(part)
 
@@ -1274,6 +1453,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "koinon.v1.QuotaExceededError": _quota_exceeded_error,
     "koinon.v1.SnapshotNeededError": _snapshot_needed_error,
     "koinon.v1.HistoryBranchedError": _history_branched_error,
+    "koinon.v1.StaleGenerationError": _stale_generation_error,
+    "koinon.v1.GroupInUseError": _group_in_use_error,
     "koinon.v1.Error": _error,
     "koinon.v1.GetRequest": _get_request,
     "koinon.v1.PutRequest": _put_request,
@@ -1294,6 +1475,26 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "koinon.v1.ChangesRequest": _changes_request,
     "koinon.v1.FeedAdvance": _feed_advance,
     "koinon.v1.ChangesResponse": _changes_response,
+    "koinon.v1.Held": _held,
+    "koinon.v1.AttendGroupRequest": _attend_group_request,
+    "koinon.v1.AttendGroupResponse": _attend_group_response,
+    "koinon.v1.GroupMember": _group_member,
+    "koinon.v1.GroupStatus": _group_status,
+    "koinon.v1.GetGroupsResponse": _get_groups_response,
+    "koinon.v1.RaiseGenerationRequest": _raise_generation_request,
+    "koinon.v1.RaiseGenerationResponse": _raise_generation_response,
+    "koinon.v1.DeleteGroupResponse": _delete_group_response,
+    "koinon.v1.Cursor": _cursor,
+    "koinon.v1.ClaimCursorsRequest": _claim_cursors_request,
+    "koinon.v1.ClaimCursorsResponse": _claim_cursors_response,
+    "koinon.v1.CommitCursorsRequest": _commit_cursors_request,
+    "koinon.v1.CommitCursorsResponse": _commit_cursors_response,
+    "koinon.v1.ReadCursorsRequest": _read_cursors_request,
+    "koinon.v1.ReadCursorsResponse": _read_cursors_response,
+    "koinon.v1.ResetCursorsRequest": _reset_cursors_request,
+    "koinon.v1.ResetCursorsResponse": _reset_cursors_response,
+    "koinon.v1.DeleteCursorsRequest": _delete_cursors_request,
+    "koinon.v1.DeleteCursorsResponse": _delete_cursors_response,
     "koinon.v1.StreamBatch": _stream_batch,
     "koinon.v1.OpenLoadRequest": _open_load_request,
     "koinon.v1.OpenLoadResponse": _open_load_response,

@@ -15,6 +15,7 @@ from koinon_proto.contract.errors_gen import (
     CutFailedError,
     DuplicateNodeError,
     FencedEpochError,
+    GroupInUseError,
     KeyspaceChangeError,
     LoadClosedError,
     LoadIncompleteError,
@@ -23,6 +24,7 @@ from koinon_proto.contract.errors_gen import (
     NotLeaderError,
     PlanStaleError,
     RegistrationPendingError,
+    UnknownGroupError,
     UnknownNodeError,
 )
 
@@ -32,6 +34,7 @@ __all__ = [
     "DataDirectoryError",
     "DuplicateNodeError",
     "FencedEpochError",
+    "GroupInUseError",
     "KeyspaceChangeError",
     "LoadClosedError",
     "LoadIncompleteError",
@@ -40,6 +43,7 @@ __all__ = [
     "NotLeaderError",
     "PlanStaleError",
     "RegistrationPendingError",
+    "UnknownGroupError",
     "UnknownNodeError",
 ]
 

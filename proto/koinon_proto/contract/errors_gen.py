@@ -535,6 +535,56 @@ class HistoryBranchedError(KoinonError):
     common_sequence: int
 
 
+@dataclass(kw_only=True, eq=False)
+class StaleGenerationError(KoinonError):
+    """A claim or a commit of a group's member that was replaced: the partition has been granted to
+    another member since, with a higher generation, or the group was reset. Nothing was applied.
+    """
+
+    template: ClassVar[str] = (
+        "partition {e.partition_id}: generation {e.generation} is over, the cursor has generation {e.current_generation}: this consumer was replaced"
+    )
+
+    partition_id: int
+    generation: int
+    current_generation: int
+
+
+@dataclass(kw_only=True, eq=False)
+class MemberFencedError(KoinonError):
+    """A member of a group is served no more: another process takes part under its member id, and
+    started later. Only that one continues.
+    """
+
+    template: ClassVar[str] = (
+        "member {e.member_id!r} of group {e.group!r} was replaced by a process that started later, with the same member id"
+    )
+
+    group: str
+    member_id: str
+
+
+@dataclass(kw_only=True, eq=False)
+class UnknownGroupError(KoinonError):
+    """There is no such group: it was deleted, or never was. Nothing was applied."""
+
+    template: ClassVar[str] = (
+        "there is no group {e.group!r}; `koinon admin groups` lists those that there are"
+    )
+
+    group: str
+
+
+@dataclass(kw_only=True, eq=False)
+class GroupInUseError(KoinonError):
+    """The group has members, and the call is for groups without. Nothing was applied."""
+
+    template: ClassVar[str] = "group {e.group!r} has {e.members} members: stop its consumers first"
+
+    group: str
+    members: int
+
+
 KINDS: dict[type[KoinonError], tuple[str, str]] = {
     InvalidArgumentError: ("invalid_argument", "INVALID_ARGUMENT"),
     ConfigurationError: ("configuration", "FAILED_PRECONDITION"),
@@ -578,5 +628,9 @@ KINDS: dict[type[KoinonError], tuple[str, str]] = {
     BackupStoppedError: ("backup_stopped", "FAILED_PRECONDITION"),
     SnapshotNeededError: ("snapshot_needed", "OUT_OF_RANGE"),
     HistoryBranchedError: ("history_branched", "OUT_OF_RANGE"),
+    StaleGenerationError: ("stale_generation", "FAILED_PRECONDITION"),
+    MemberFencedError: ("member_fenced", "FAILED_PRECONDITION"),
+    UnknownGroupError: ("unknown_group", "NOT_FOUND"),
+    GroupInUseError: ("group_in_use", "FAILED_PRECONDITION"),
 }
 """Each error's field in the message ``Error``, and the gRPC status of a call that ends so."""

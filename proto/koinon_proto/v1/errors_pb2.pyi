@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Error(_message.Message):
-    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch", "load_closed", "load_incomplete", "not_a_number", "number_overflow", "unauthenticated", "permission_denied", "check_failed", "unknown_keyspace", "keyspace_change", "quota_exceeded", "cut_failed", "backup_stopped", "snapshot_needed", "history_branched", "certificate_not_valid", "deadline_passed")
+    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch", "load_closed", "load_incomplete", "not_a_number", "number_overflow", "unauthenticated", "permission_denied", "check_failed", "unknown_keyspace", "keyspace_change", "quota_exceeded", "cut_failed", "backup_stopped", "snapshot_needed", "history_branched", "stale_generation", "member_fenced", "unknown_group", "group_in_use", "certificate_not_valid", "deadline_passed")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,10 @@ class Error(_message.Message):
     BACKUP_STOPPED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_NEEDED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_BRANCHED_FIELD_NUMBER: _ClassVar[int]
+    STALE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FENCED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_IN_USE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_NOT_VALID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_PASSED_FIELD_NUMBER: _ClassVar[int]
     message: str
@@ -92,9 +96,13 @@ class Error(_message.Message):
     backup_stopped: BackupStoppedError
     snapshot_needed: SnapshotNeededError
     history_branched: HistoryBranchedError
+    stale_generation: StaleGenerationError
+    member_fenced: MemberFencedError
+    unknown_group: UnknownGroupError
+    group_in_use: GroupInUseError
     certificate_not_valid: CertificateNotValidError
     deadline_passed: DeadlinePassedError
-    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ..., load_closed: _Optional[_Union[LoadClosedError, _Mapping]] = ..., load_incomplete: _Optional[_Union[LoadIncompleteError, _Mapping]] = ..., not_a_number: _Optional[_Union[NotANumberError, _Mapping]] = ..., number_overflow: _Optional[_Union[NumberOverflowError, _Mapping]] = ..., unauthenticated: _Optional[_Union[UnauthenticatedError, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDeniedError, _Mapping]] = ..., check_failed: _Optional[_Union[CheckFailedError, _Mapping]] = ..., unknown_keyspace: _Optional[_Union[UnknownKeyspaceError, _Mapping]] = ..., keyspace_change: _Optional[_Union[KeyspaceChangeError, _Mapping]] = ..., quota_exceeded: _Optional[_Union[QuotaExceededError, _Mapping]] = ..., cut_failed: _Optional[_Union[CutFailedError, _Mapping]] = ..., backup_stopped: _Optional[_Union[BackupStoppedError, _Mapping]] = ..., snapshot_needed: _Optional[_Union[SnapshotNeededError, _Mapping]] = ..., history_branched: _Optional[_Union[HistoryBranchedError, _Mapping]] = ..., certificate_not_valid: _Optional[_Union[CertificateNotValidError, _Mapping]] = ..., deadline_passed: _Optional[_Union[DeadlinePassedError, _Mapping]] = ...) -> None: ...
+    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ..., load_closed: _Optional[_Union[LoadClosedError, _Mapping]] = ..., load_incomplete: _Optional[_Union[LoadIncompleteError, _Mapping]] = ..., not_a_number: _Optional[_Union[NotANumberError, _Mapping]] = ..., number_overflow: _Optional[_Union[NumberOverflowError, _Mapping]] = ..., unauthenticated: _Optional[_Union[UnauthenticatedError, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDeniedError, _Mapping]] = ..., check_failed: _Optional[_Union[CheckFailedError, _Mapping]] = ..., unknown_keyspace: _Optional[_Union[UnknownKeyspaceError, _Mapping]] = ..., keyspace_change: _Optional[_Union[KeyspaceChangeError, _Mapping]] = ..., quota_exceeded: _Optional[_Union[QuotaExceededError, _Mapping]] = ..., cut_failed: _Optional[_Union[CutFailedError, _Mapping]] = ..., backup_stopped: _Optional[_Union[BackupStoppedError, _Mapping]] = ..., snapshot_needed: _Optional[_Union[SnapshotNeededError, _Mapping]] = ..., history_branched: _Optional[_Union[HistoryBranchedError, _Mapping]] = ..., stale_generation: _Optional[_Union[StaleGenerationError, _Mapping]] = ..., member_fenced: _Optional[_Union[MemberFencedError, _Mapping]] = ..., unknown_group: _Optional[_Union[UnknownGroupError, _Mapping]] = ..., group_in_use: _Optional[_Union[GroupInUseError, _Mapping]] = ..., certificate_not_valid: _Optional[_Union[CertificateNotValidError, _Mapping]] = ..., deadline_passed: _Optional[_Union[DeadlinePassedError, _Mapping]] = ...) -> None: ...
 
 class InvalidArgumentError(_message.Message):
     __slots__ = ("field", "reason", "limit", "actual")
@@ -457,3 +465,35 @@ class HistoryBranchedError(_message.Message):
     sequence: int
     common_sequence: int
     def __init__(self, partition_id: _Optional[int] = ..., sequence: _Optional[int] = ..., common_sequence: _Optional[int] = ...) -> None: ...
+
+class StaleGenerationError(_message.Message):
+    __slots__ = ("partition_id", "generation", "current_generation")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    generation: int
+    current_generation: int
+    def __init__(self, partition_id: _Optional[int] = ..., generation: _Optional[int] = ..., current_generation: _Optional[int] = ...) -> None: ...
+
+class MemberFencedError(_message.Message):
+    __slots__ = ("group", "member_id")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_id: str
+    def __init__(self, group: _Optional[str] = ..., member_id: _Optional[str] = ...) -> None: ...
+
+class UnknownGroupError(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class GroupInUseError(_message.Message):
+    __slots__ = ("group", "members")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    members: int
+    def __init__(self, group: _Optional[str] = ..., members: _Optional[int] = ...) -> None: ...
