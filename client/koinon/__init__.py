@@ -53,6 +53,7 @@ __all__ = [
     "ClusterNotReadyError",
     "ConditionFailedError",
     "ConfigurationError",
+    "CursorMovedError",
     "DeadlinePassedError",
     "ForkedError",
     "HistoryBranchedError",

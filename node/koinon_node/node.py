@@ -16,6 +16,7 @@ from koinon_node.controlled_shutdown import shut_down
 from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.grpc.backup_service import BackupService
 from koinon_node.grpc.bulk_service import BulkService
+from koinon_node.grpc.cursor_service import CursorService
 from koinon_node.grpc.feed_service import FeedService
 from koinon_node.grpc.key_value_service import KeyValueService, NodeTableService
 from koinon_node.grpc.replication_service import NODE_SERVER_OPTIONS
@@ -36,6 +37,7 @@ from koinon_proto.server.guard import Guard
 from koinon_proto.v1 import (
     backup_pb2_grpc,
     feed_pb2_grpc,
+    groups_pb2_grpc,
     kv_pb2_grpc,
     loads_pb2_grpc,
     membership_pb2,
@@ -53,6 +55,7 @@ SERVICES = (
     "koinon.v1.Replication",
     "koinon.v1.Traffic",
     "koinon.v1.Backup",
+    "koinon.v1.Cursors",
 )
 _HEALTH_INTERVAL_S = 0.2
 _STATS_INTERVAL_S = 1.0
@@ -225,6 +228,8 @@ class Node:
         )
         backup_pb2_grpc.add_BackupServicer_to_server(BackupService(parts.cuts, self.state), server)
         feed_pb2_grpc.add_FeedServicer_to_server(FeedService(parts.feeds, self.state), server)
+        cursors = CursorService(parts.engine, self.state, parts.commits.leading, parts.rows)
+        groups_pb2_grpc.add_CursorsServicer_to_server(cursors, server)
         table_pb2_grpc.add_TableServiceServicer_to_server(NodeTableService(self.state), server)
         traffic_pb2_grpc.add_TrafficServicer_to_server(traffic, server)
         parts.replication.add_to(server)
@@ -278,7 +283,7 @@ class Node:
             now = time.monotonic()
             elapsed_s = max(now - at, 0.001)
             parts.stats = membership_pb2.NodeStats(
-                records=max(0, store.count() - parts.sizes.staged()),
+                records=max(0, store.count() - parts.sizes.hidden()),
                 used_bytes=writer.used_bytes,
                 map_bytes=self._config.store.map_size_bytes,
                 reads_per_second=(traffic.rows_read - read) / elapsed_s,

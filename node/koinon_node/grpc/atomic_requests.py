@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from koinon_node.core.writes.atomic_batch import Check, Step
+from koinon_node.core.writes.cursor_updates import CommitCursor
 from koinon_node.core.writes.updates import Increment, Put, Remove
 from koinon_node.partition.batches import AtomicAnswer, AtomicBatch, Durability
+from koinon_node.partition.engine import Engine
 from koinon_node.partition.request_limits import check_key, check_value, ttl_of
+from koinon_node.partition.row_metrics import RowCounts
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import InvalidArgumentError, WrongPartitionError
@@ -18,19 +21,35 @@ from koinon_proto.security.authorization import Caller
 from koinon_proto.v1 import kv_pb2
 
 
+def durability_of(number: int) -> Durability:
+    """Return the level with this number on the wire.
+
+    Raises:
+        InvalidArgumentError: there is no such level.
+    """
+    try:
+        return Durability(number)
+    except ValueError:
+        raise InvalidArgumentError(
+            field="durability", reason="no such level", limit=max(Durability), actual=number
+        ) from None
+
+
 def batch_of(
     request: kv_pb2.CommitBatchRequest,
     keyspace: Keyspace,
-    durability: Durability,
+    cursor: tuple[bytes, CommitCursor] | None = None,
 ) -> AtomicBatch:
-    """Check a request and convert it.
+    """Check a request and convert it. With a cursor the keys need not have the same routing bytes,
+    and there may be none.
 
     Raises:
         InvalidArgumentError: a field breaks a limit, or the keys have different routing bytes.
-        WrongPartitionError: the keys lie in another partition than the request says.
+        WrongPartitionError: a key lies in another partition than the request says.
     """
+    durability = durability_of(request.durability)
     operations = request.operations
-    if not 1 <= len(operations) <= MAX_ATOMIC_OPERATIONS:
+    if not (cursor is None) <= len(operations) <= MAX_ATOMIC_OPERATIONS:
         raise InvalidArgumentError(
             field="operations",
             reason="a batch has 1 to 1,000 operations",
@@ -47,19 +66,32 @@ def batch_of(
             field="operations", reason="too many bytes", limit=MAX_ATOMIC_BYTES, actual=size
         )
     known = partitioner_of(keyspace)
-    check_together(known, keys[0], keys)
-    partition_id = known.partition_of(keys[0])
-    if partition_id != request.partition_id:
-        raise WrongPartitionError(
-            partition_id=request.partition_id, expected_partition_id=partition_id
-        )
+    if cursor is None:
+        check_together(known, keys[0], keys)
+    for key in keys if cursor is not None else keys[:1]:
+        if (partition_id := known.partition_of(key)) != request.partition_id:
+            raise WrongPartitionError(
+                partition_id=request.partition_id, expected_partition_id=partition_id
+            )
     return AtomicBatch(
         table_version=request.table_version,
-        partition_id=partition_id,
+        partition_id=request.partition_id,
         keys=keys,
         steps=steps,
         durability=durability,
+        cursor=cursor,
     )
+
+
+async def commit(engine: Engine, counts: RowCounts, batch: AtomicBatch) -> AtomicAnswer:
+    """Commit a batch, and count its rows."""
+    try:
+        answer = await engine.writes.commit(batch)
+    except BaseException as error:
+        counts.batch_failed(batch, error)
+        raise
+    counts.batch_committed(batch, answer)
+    return answer
 
 
 def check_access(batch: AtomicBatch, keyspace: Keyspace, caller: Caller) -> None:

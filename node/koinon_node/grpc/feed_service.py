@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from typing import Any, Final
 
 from koinon_node.core.formats.records import REST_BYTES_MAX
@@ -75,18 +76,33 @@ def feed_request_of(request: feed_pb2.ChangesRequest, keyspace: Keyspace) -> Fee
     places = [
         FeedPlace(p.partition_id, p.sequence, p.bound, p.after_key) for p in request.positions
     ]
+    if len(request.prefix) > MAX_KEY_BYTES:
+        raise InvalidArgumentError(
+            field="prefix",
+            reason="longer than a key",
+            limit=MAX_KEY_BYTES,
+            actual=len(request.prefix),
+        )
+    check_positions(places, keyspace)
+    return FeedRequest(positions=places, prefix=request.prefix, keys_only=request.keys_only)
+
+
+def check_positions(places: Sequence[FeedPlace], keyspace: Keyspace) -> None:
+    """Check positions of a request.
+
+    Raises:
+        InvalidArgumentError: the partitions do not ascend or are not the keyspace's, or a position
+            contradicts itself.
+    """
     wanted = [place.partition_id for place in places]
     if any(a >= b for a, b in itertools.pairwise(wanted)):
         raise InvalidArgumentError(field="positions", reason="partitions must ascend")
     check_partitions(keyspace, wanted)
-    for field, longest, limit in (
-        ("prefix", len(request.prefix), MAX_KEY_BYTES),
-        ("after_key", max((len(p.after_key) for p in places), default=0), REST_BYTES_MAX),
-    ):
-        if longest > limit:
-            raise InvalidArgumentError(
-                field=field, reason="longer than a key", limit=limit, actual=longest
-            )
+    longest = max((len(place.after_key) for place in places), default=0)
+    if longest > REST_BYTES_MAX:
+        raise InvalidArgumentError(
+            field="after_key", reason="longer than a key", limit=REST_BYTES_MAX, actual=longest
+        )
     for place in places:
         if (place.bound and place.bound < place.sequence) or (place.after_key and not place.bound):
             raise InvalidArgumentError(
@@ -94,7 +110,6 @@ def feed_request_of(request: feed_pb2.ChangesRequest, keyspace: Keyspace) -> Fee
                 reason=f"the position of partition {place.partition_id} has a bound below its "
                 "sequence, or an after_key without a bound",
             )
-    return FeedRequest(positions=places, prefix=request.prefix, keys_only=request.keys_only)
 
 
 def _check_access(context: Any, keyspace_id: int, prefix: bytes) -> None:

@@ -22,10 +22,16 @@ from koinon_node.core.writes.updates import (
     Update,
     expires_after,
 )
-from koinon_node.grpc.atomic_requests import batch_of, check_access, reply_of
+from koinon_node.grpc.atomic_requests import (
+    batch_of,
+    check_access,
+    commit,
+    durability_of,
+    reply_of,
+)
 from koinon_node.grpc.read_requests import rows_of, rows_reply
 from koinon_node.grpc.scan_requests import page_of, page_reply, refusals_to_proto
-from koinon_node.partition.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.partition.batches import ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.partition.engine import Engine
 from koinon_node.partition.graceful_drain import GracefulDrain
 from koinon_node.partition.request_limits import (
@@ -119,7 +125,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
                 partition_ids=_partition_of(keyspace, request.key),
                 ttl_ms=[ttl_ms] if ttl_ms else None,
                 conditions={0: request.if_version} if request.HasField("if_version") else {},
-                durability=_durability(request.durability),
+                durability=durability_of(request.durability),
             ),
         )
         _raise_any(answer.refusals, answer.row_errors)
@@ -140,7 +146,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
                 partition_ids=_partition_of(keyspace, request.key),
                 deletes=frozenset((0,)),
                 conditions={0: request.if_version} if request.HasField("if_version") else {},
-                durability=_durability(request.durability),
+                durability=durability_of(request.durability),
             ),
         )
         _raise_any(answer.refusals, answer.row_errors)
@@ -190,15 +196,9 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     ) -> kv_pb2.CommitBatchResponse:
         self._state.check_in_time(request.take_by_ms)
         keyspace = self._keyspace(request)
-        batch = batch_of(request, keyspace, _durability(request.durability))
+        batch = batch_of(request, keyspace)
         check_access(batch, keyspace, caller.get())
-        try:
-            answer = await self._engine.writes.commit(batch)
-        except BaseException as error:
-            self._counts.batch_failed(batch, error)
-            raise
-        self._counts.batch_committed(batch, answer)
-        return reply_of(answer)
+        return reply_of(await commit(self._engine, self._counts, batch))
 
     @typed_errors
     @bounded(CALLS_MAX)
@@ -310,7 +310,7 @@ def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> Write
         refused=_refused(_ttl_faults(keyspace, ttl_ms, deletes), rows),
         conditions=conditions,
         list_present=request.list_present,
-        durability=_durability(request.durability),
+        durability=durability_of(request.durability),
     )
 
 
@@ -330,7 +330,7 @@ def _update_batch(keyspace: Keyspace, request: kv_pb2.BatchUpdateRequest) -> Wri
         partition_ids=partition_ids,
         updates=updates,
         refused=refused,
-        durability=_durability(request.durability),
+        durability=durability_of(request.durability),
     )
 
 
@@ -348,15 +348,6 @@ def _update_of(keyspace: Keyspace, row: int, message: kv_pb2.Update) -> Update:
     value = message.get_or_put.value
     check_value(len(value), keyspace, f"updates[{row}].value")
     return Assign(value, expires_after(ttl_ms), RecordIf(Presence.ABSENT))
-
-
-def _durability(number: int) -> Durability:
-    try:
-        return Durability(number)
-    except ValueError:
-        raise InvalidArgumentError(
-            field="durability", reason="no such level", limit=max(Durability), actual=number
-        ) from None
 
 
 def _ttl_column(keyspace: Keyspace, ttl_ms: Sequence[int], rows: int) -> list[int] | None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from koinon_node.core.formats.records import USER, U32Array, U64Array
 from koinon_node.core.writes.atomic_batch import Step
+from koinon_node.core.writes.cursor_updates import CommitCursor
 from koinon_node.core.writes.updates import Result, Update
 from koinon_proto.contract.errors import KoinonError
 
@@ -103,8 +104,8 @@ class LonePut(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtomicBatch:
-    """Checked operations on keys of one partition with the same routing bytes; see
-    core/writes/atomic_batch.py.
+    """Checked operations on keys of one partition, which have the same routing bytes unless the
+    batch commits a cursor; see core/writes/atomic_batch.py.
     """
 
     table_version: int
@@ -113,6 +114,8 @@ class AtomicBatch:
     steps: Sequence[Step]
     goes_on: bool = False  # whether the steps after a failed one are still executed
     durability: Durability = Durability.ALL_IN_SYNC
+    cursor: tuple[bytes, CommitCursor] | None = None
+    """The key of a group's cursor and the commit of its position, together with the operations."""
 
 
 class AtomicAnswer(NamedTuple):

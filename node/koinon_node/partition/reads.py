@@ -32,6 +32,7 @@ from koinon_node.partition.serving_context import ServingContext
 from koinon_node.state import Expired
 from koinon_node.storage.store import values_of
 from koinon_proto.contract.errors import (
+    KoinonError,
     LeaseExpiredError,
     ReplyTooLargeError,
 )
@@ -89,6 +90,30 @@ class Reads:
             raise LeaseExpiredError(node_id=self._state.node_id)
         self._traffic.rows_read += len(keys)
         return answer
+
+    async def read_cursors(
+        self, key: bytes, partition_ids: U32Array, table_version: int
+    ) -> tuple[dict[int, bytes], dict[int, KoinonError]]:
+        """Read the cursor with this key in each partition. Return the values and the refusals, both
+        by partition; a partition without the cursor is in neither.
+        """
+        self._state.check_lease()
+        view = self._state.served
+        refusals = self._state.refusals(view, partition_ids, table_version)
+        served = partition_ids[~np.isin(partition_ids, list(refusals))]
+        answer = ReadAnswer()
+        self._budget.take_rows(len(served))
+        try:
+            data_keys = records.data_keys(served, [key] * len(served), records.CURSOR)
+            await self._read_rows(view, data_keys, answer, want_versions=False)
+        finally:
+            self._budget.release(len(served), answer.held_bytes)
+        if not self._state.still_serves(view, served):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        found = dict(zip(served.tolist(), answer.values, strict=True))
+        for row in answer.missing:
+            del found[int(served[row])]
+        return found, refusals
 
     def _within_quota(
         self,

@@ -93,7 +93,7 @@ class Writes:
             return answer
         sizes = np.fromiter(map(len, batch.keys), np.int64, count)
         sizes += np.fromiter(map(len, batch.values), np.int64, count)
-        if view.shares and batch.kind == records.USER:
+        if view.shares and batch.kind != records.STAGED:
             rows = self._within_quota(batch, rows, sizes, view, answer)
             if not len(rows):
                 return answer
@@ -213,8 +213,9 @@ class Writes:
         await self._await_batch(decided, ticket, batch, view, partition_ids)
         if decided.refusal is not None:
             raise decided.refusal
+        results = decided.results if batch.cursor is None else decided.results[1:]
         if quota is not None:
-            quota.spend(0, quota_costs.answered(decided.results))
+            quota.spend(0, quota_costs.answered(results))
             quota.spend(0, quota_costs.copied(batch, decided.effects.records))
         written = decided.effects.records
         self._traffic.rows_written += len(written)
@@ -223,27 +224,32 @@ class Writes:
         sizes = [len(written.get(data_key) or b"") for data_key in data_keys]
         ids = np.full(len(keys), p, np.uint32)
         self._traffic.count_writes(ids, keys, np.array(sizes, np.int64))
-        return AtomicAnswer(decided.version, decided.results)
+        return AtomicAnswer(decided.version, results)
 
     def _decide_batch(
         self, batch: AtomicBatch, view: ServedPartitions, partition_ids: U32Array
     ) -> tuple[Decided, Ticket | None]:
         """Decide on the batch and queue its effects, without an await in between."""
-        p, rows = batch.partition_id, len(batch.keys)
+        p, rows = batch.partition_id, len(batch.keys) + (batch.cursor is not None)
         if not self._state.still_serves(view, partition_ids):
             raise LeaseExpiredError(node_id=self._state.node_id)
         if self._state.any_too_few and self._state.too_few[p]:
             raise self._replicator.not_enough(p)
         size = self._size_of_batch(batch)
-        puts = any(not isinstance(step, Check | Look | Remove) for step in batch.steps)
+        puts = batch.cursor is not None or any(
+            not isinstance(step, Check | Look | Remove) for step in batch.steps
+        )
         self._writer.check_room(rows, size, size if puts else 0)
         self._writer.begin(size)
         data_keys = [records.head_of(p) + key for key in batch.keys]
-        steps = AtomicSteps(
-            partition_id=p, keys=data_keys, steps=batch.steps, goes_on=batch.goes_on
-        )
+        steps = batch.steps
+        if batch.cursor is not None:  # first, so that a replaced consumer learns that it is one
+            key, commit = batch.cursor
+            data_keys.insert(0, records.head_of(p, records.CURSOR) + key)
+            steps = [commit, *steps]
+        atomic = AtomicSteps(partition_id=p, keys=data_keys, steps=steps, goes_on=batch.goes_on)
         decided = decide_batch(
-            steps, self._primaries, self._pending, self._stored, self._clock.now_ms()
+            atomic, self._primaries, self._pending, self._stored, self._clock.now_ms()
         )
         return decided, self._replicator.submit(decided.effects, size)
 
@@ -257,6 +263,8 @@ class Writes:
         size = sum(self.lengths_now(keys, [batch.partition_id] * len(keys)))
         size += sum(map(len, batch.keys)) + _ROW_OVERHEAD_BYTES * len(batch.keys)
         size += sum(step.size for step in batch.steps if not isinstance(step, Check))
+        if batch.cursor is not None:
+            size += batch.cursor[1].size + _ROW_OVERHEAD_BYTES
         if size > MAX_BATCH_BYTES:
             raise ResourceExhaustedError(
                 resource="bytes of the records that a batch updates", limit=MAX_BATCH_BYTES
@@ -317,7 +325,7 @@ class Writes:
         """
         updated = [row for row in rows.tolist() if row in batch.updates]
         keys = [batch.keys[row] for row in updated]
-        lengths = self.lengths_now(keys, batch.partition_ids[updated].tolist())
+        lengths = self.lengths_now(keys, batch.partition_ids[updated].tolist(), batch.kind)
         for row, length in zip(updated, lengths, strict=True):
             sizes[row] += batch.updates[row].size + length
         fits = np.cumsum(sizes[rows]) <= MAX_BATCH_BYTES
@@ -328,11 +336,14 @@ class Writes:
         answer.row_errors.update(dict.fromkeys(rows[~fits].tolist(), error))
         return rows[fits]
 
-    def lengths_now(self, keys: Sequence[bytes], partition_ids: Sequence[int]) -> list[int]:
+    def lengths_now(
+        self, keys: Sequence[bytes], partition_ids: Sequence[int], kind: int = records.USER
+    ) -> list[int]:
         """Return the bytes of each key's record, stored or pending, whichever is longer; 0 for no
         record.
         """
-        data_keys = [records.head_of(p) + key for p, key in zip(partition_ids, keys, strict=True)]
+        heads = (records.head_of(p, kind) for p in partition_ids)
+        data_keys = [head + key for head, key in zip(heads, keys, strict=True)]
         pending = (self._pending.find(key)[1] for key in data_keys)
         lengths = self._store.lengths(data_keys)
         return [max(n, len(record or b"")) for n, record in zip(lengths, pending, strict=True)]

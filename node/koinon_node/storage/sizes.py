@@ -37,11 +37,11 @@ class SizeEstimates:
     def __init__(self) -> None:
         self._records = np.zeros(_ALL_PARTITIONS, np.uint64)  # by partition, like the next three
         self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)  # of keys and values
-        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)  # chunks and marks of bulk loads
+        self._hidden = np.zeros(_ALL_PARTITIONS, np.uint64)  # records that no client can read
         self._through = np.zeros(_ALL_PARTITIONS, np.uint64)  # the copy's position when counted
         self._partition_id = 0  # the partition that the scan is in
         self._visited_at = 0  # that copy's position at the scan's first row
-        self._counted = [0, 0, 0]  # of that partition so far: records, bytes, staged records
+        self._counted = [0, 0, 0]  # of that partition so far: records, bytes, hidden records
 
     def of(self, partition_id: int) -> tuple[int, int]:
         """Return (records, bytes of keys and values) of one partition."""
@@ -51,11 +51,11 @@ class SizeEstimates:
         """Return the columns (records, bytes of keys and values) of these partitions."""
         return self._records[partition_ids], self._bytes[partition_ids]
 
-    def staged(self) -> int:
-        """Return the number of staged records of bulk loads, over all partitions, including their
-        tombstones. No client can read them.
+    def hidden(self) -> int:
+        """Return the number of records that no client can read, over all partitions, including
+        their tombstones: staged records of bulk loads, and cursors of consumer groups.
         """
-        return int(self._staged.sum())
+        return int(self._hidden.sum())
 
     def columns(self) -> tuple[list[int], list[int], list[int]]:
         """Return (partitions with records, records, bytes). Any thread may call it."""
@@ -72,11 +72,11 @@ class SizeEstimates:
         return stale
 
     def add(
-        self, partition_id: int, rows: int, size: int, staged: int = 0, through: int = 0
+        self, partition_id: int, rows: int, size: int, hidden: int = 0, through: int = 0
     ) -> None:
-        """Add the scan's next rows, ``staged`` of which are staged; there are no other rows between
-        them and the ones before. The copy was complete at least ``through`` this sequence when they
-        were read.
+        """Add the scan's next rows, ``hidden`` of which no client can read; there are no other rows
+        between them and the ones before. The copy was complete at least ``through`` this sequence
+        when they were read.
         """
         if partition_id != self._partition_id:
             self._leave(partition_id)
@@ -84,7 +84,7 @@ class SizeEstimates:
             self._visited_at = through  # the scan may miss writes during the visit
         self._counted[0] += rows
         self._counted[1] += size - rows * _OVERHEAD_BYTES
-        self._counted[2] += staged
+        self._counted[2] += hidden
 
     def end_pass(self) -> None:
         """End a scan; the next one begins with the first partition."""
@@ -96,9 +96,9 @@ class SizeEstimates:
         ``partition_id``.
         """
         here = self._partition_id
-        self._records[here], self._bytes[here], self._staged[here] = self._counted
+        self._records[here], self._bytes[here], self._hidden[here] = self._counted
         self._through[here] = self._visited_at
-        for column in (self._records, self._bytes, self._staged, self._through):
+        for column in (self._records, self._bytes, self._hidden, self._through):
             column[here + 1 : partition_id] = 0
         self._partition_id, self._counted = partition_id, [0, 0, 0]
 
@@ -146,12 +146,12 @@ class SizeScan:
                 following = records.prefix_of(partition_id + 1)
                 end = bisect_left(rows, following, lo=at, key=_key_of)
             size = sum(map(len, chain.from_iterable(rows[at:end])))
-            staged_head = records.head_of(partition_id, records.STAGED)
-            first_staged = end
-            if bytes(rows[end - 1][0]) >= staged_head:
-                first_staged = bisect_left(rows, staged_head, lo=at, hi=end, key=_key_of)
+            hidden_head = records.head_of(partition_id, records.USER + 1)
+            first_hidden = end
+            if bytes(rows[end - 1][0]) >= hidden_head:
+                first_hidden = bisect_left(rows, hidden_head, lo=at, hi=end, key=_key_of)
             through = self._through(txn, partition_id)
-            self._estimates.add(partition_id, end - at, size, end - first_staged, through)
+            self._estimates.add(partition_id, end - at, size, end - first_hidden, through)
             at = end
         self._start = bytes(rows[-1][0]) + b"\x00"
 

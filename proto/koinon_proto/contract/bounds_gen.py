@@ -723,6 +723,11 @@ def _group_in_use_error(m: Any) -> None:
         _refuse("members", 2147483647, m.members)
 
 
+def _cursor_moved_error(m: Any) -> None:
+    if m.partition_id > 65535:
+        _refuse("partition_id", 65535, m.partition_id)
+
+
 def _error(m: Any) -> None:
     if m.HasField("not_primary"):
         _not_primary_error(m.not_primary)
@@ -758,6 +763,8 @@ def _error(m: Any) -> None:
         _stale_generation_error(m.stale_generation)
     if m.HasField("group_in_use"):
         _group_in_use_error(m.group_in_use)
+    if m.HasField("cursor_moved"):
+        _cursor_moved_error(m.cursor_moved)
 
 
 def _get_request(m: Any) -> None:
@@ -966,6 +973,8 @@ def _claim_cursors_request(m: Any) -> None:
         _refuse("group_id", 4611686018427387903, m.group_id)
     if m.generations and max(m.generations) > 4611686018427387903:
         _refuse("generations", 4611686018427387903, max(m.generations))
+    if m.take_by_ms > 4611686018427387903:
+        _refuse("take_by_ms", 4611686018427387903, m.take_by_ms)
 
 
 def _claim_cursors_response(m: Any) -> None:
@@ -984,11 +993,28 @@ def _commit_cursors_request(m: Any) -> None:
         _feed_position(part)
     if m.generations and max(m.generations) > 4611686018427387903:
         _refuse("generations", 4611686018427387903, max(m.generations))
+    if m.take_by_ms > 4611686018427387903:
+        _refuse("take_by_ms", 4611686018427387903, m.take_by_ms)
 
 
 def _commit_cursors_response(m: Any) -> None:
     for part in m.refusals:
         _refusal(part)
+
+
+def _commit_batch_with_cursor_request(m: Any) -> None:
+    if m.HasField("batch"):
+        _commit_batch_request(m.batch)
+    if m.group_id > 4611686018427387903:
+        _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.generation > 4611686018427387903:
+        _refuse("generation", 4611686018427387903, m.generation)
+    if m.HasField("position"):
+        _feed_position(m.position)
+    if m.HasField("after"):
+        _feed_position(m.after)
+    if m.take_by_ms > 4611686018427387903:
+        _refuse("take_by_ms", 4611686018427387903, m.take_by_ms)
 
 
 def _read_cursors_request(m: Any) -> None:
@@ -1014,6 +1040,8 @@ def _reset_cursors_request(m: Any) -> None:
         _refuse("generation", 4611686018427387903, m.generation)
     for part in m.positions:
         _feed_position(part)
+    if m.take_by_ms > 4611686018427387903:
+        _refuse("take_by_ms", 4611686018427387903, m.take_by_ms)
 
 
 def _reset_cursors_response(m: Any) -> None:
@@ -1026,6 +1054,8 @@ def _delete_cursors_request(m: Any) -> None:
         _refuse("table_version", 72057594037927935, m.table_version)
     if m.group_id > 4611686018427387903:
         _refuse("group_id", 4611686018427387903, m.group_id)
+    if m.take_by_ms > 4611686018427387903:
+        _refuse("take_by_ms", 4611686018427387903, m.take_by_ms)
 
 
 def _delete_cursors_response(m: Any) -> None:
@@ -1455,6 +1485,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "koinon.v1.HistoryBranchedError": _history_branched_error,
     "koinon.v1.StaleGenerationError": _stale_generation_error,
     "koinon.v1.GroupInUseError": _group_in_use_error,
+    "koinon.v1.CursorMovedError": _cursor_moved_error,
     "koinon.v1.Error": _error,
     "koinon.v1.GetRequest": _get_request,
     "koinon.v1.PutRequest": _put_request,
@@ -1489,6 +1520,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "koinon.v1.ClaimCursorsResponse": _claim_cursors_response,
     "koinon.v1.CommitCursorsRequest": _commit_cursors_request,
     "koinon.v1.CommitCursorsResponse": _commit_cursors_response,
+    "koinon.v1.CommitBatchWithCursorRequest": _commit_batch_with_cursor_request,
     "koinon.v1.ReadCursorsRequest": _read_cursors_request,
     "koinon.v1.ReadCursorsResponse": _read_cursors_response,
     "koinon.v1.ResetCursorsRequest": _reset_cursors_request,

@@ -551,6 +551,21 @@ class StaleGenerationError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class CursorMovedError(KoinonError):
+    """A commit stores a position only after another one, and the cursor is elsewhere: the commit
+    was applied before, or the group was reset. Nothing was applied.
+    """
+
+    template: ClassVar[str] = (
+        "partition {e.partition_id}: the cursor is at {e.current_sequence}, and the commit expects it at {e.expected_sequence}"
+    )
+
+    partition_id: int
+    expected_sequence: int
+    current_sequence: int
+
+
+@dataclass(kw_only=True, eq=False)
 class MemberFencedError(KoinonError):
     """A member of a group is served no more: another process takes part under its member id, and
     started later. Only that one continues.
@@ -629,6 +644,7 @@ KINDS: dict[type[KoinonError], tuple[str, str]] = {
     SnapshotNeededError: ("snapshot_needed", "OUT_OF_RANGE"),
     HistoryBranchedError: ("history_branched", "OUT_OF_RANGE"),
     StaleGenerationError: ("stale_generation", "FAILED_PRECONDITION"),
+    CursorMovedError: ("cursor_moved", "FAILED_PRECONDITION"),
     MemberFencedError: ("member_fenced", "FAILED_PRECONDITION"),
     UnknownGroupError: ("unknown_group", "NOT_FOUND"),
     GroupInUseError: ("group_in_use", "FAILED_PRECONDITION"),

@@ -49,6 +49,7 @@ CALLERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "/koinon.v1.Groups/DeleteGroup": ((), ("operate",), ""),
     "/koinon.v1.Cursors/Claim": ((), ("feed",), ""),
     "/koinon.v1.Cursors/Commit": ((), ("feed",), ""),
+    "/koinon.v1.Cursors/CommitBatch": ((), ("feed",), ""),
     "/koinon.v1.Cursors/Read": ((), ("feed", "view"), ""),
     "/koinon.v1.Cursors/Reset": ((), ("operate",), ""),
     "/koinon.v1.Cursors/Delete": ((), ("operate",), ""),

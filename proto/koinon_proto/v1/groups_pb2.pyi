@@ -209,7 +209,7 @@ class Cursor(_message.Message):
     def __init__(self, position: _Optional[_Union[_feed_pb2.FeedPosition, _Mapping]] = ..., is_committed: bool = ..., generation: _Optional[int] = ..., member_id: _Optional[str] = ..., committed_at_ms: _Optional[int] = ..., completed_sequence: _Optional[int] = ...) -> None: ...
 
 class ClaimCursorsRequest(_message.Message):
-    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "member_id", "partition_ids", "generations")
+    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "member_id", "partition_ids", "generations", "from_now", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,8 @@ class ClaimCursorsRequest(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FROM_NOW_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     cluster_id: str
     keyspace_id: int
@@ -224,7 +226,9 @@ class ClaimCursorsRequest(_message.Message):
     member_id: str
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., member_id: _Optional[str] = ..., partition_ids: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+    from_now: bool
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., member_id: _Optional[str] = ..., partition_ids: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., from_now: bool = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class ClaimCursorsResponse(_message.Message):
     __slots__ = ("cursors", "refusals")
@@ -235,7 +239,7 @@ class ClaimCursorsResponse(_message.Message):
     def __init__(self, cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_kv_pb2.Refusal, _Mapping]]] = ...) -> None: ...
 
 class CommitCursorsRequest(_message.Message):
-    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "member_id", "positions", "generations")
+    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "member_id", "positions", "generations", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +247,7 @@ class CommitCursorsRequest(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     cluster_id: str
     keyspace_id: int
@@ -250,13 +255,30 @@ class CommitCursorsRequest(_message.Message):
     member_id: str
     positions: _containers.RepeatedCompositeFieldContainer[_feed_pb2.FeedPosition]
     generations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_feed_pb2.FeedPosition, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., member_id: _Optional[str] = ..., positions: _Optional[_Iterable[_Union[_feed_pb2.FeedPosition, _Mapping]]] = ..., generations: _Optional[_Iterable[int]] = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class CommitCursorsResponse(_message.Message):
     __slots__ = ("refusals",)
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     refusals: _containers.RepeatedCompositeFieldContainer[_kv_pb2.Refusal]
     def __init__(self, refusals: _Optional[_Iterable[_Union[_kv_pb2.Refusal, _Mapping]]] = ...) -> None: ...
+
+class CommitBatchWithCursorRequest(_message.Message):
+    __slots__ = ("batch", "group_id", "generation", "position", "after", "take_by_ms")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
+    batch: _kv_pb2.CommitBatchRequest
+    group_id: int
+    generation: int
+    position: _feed_pb2.FeedPosition
+    after: _feed_pb2.FeedPosition
+    take_by_ms: int
+    def __init__(self, batch: _Optional[_Union[_kv_pb2.CommitBatchRequest, _Mapping]] = ..., group_id: _Optional[int] = ..., generation: _Optional[int] = ..., position: _Optional[_Union[_feed_pb2.FeedPosition, _Mapping]] = ..., after: _Optional[_Union[_feed_pb2.FeedPosition, _Mapping]] = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class ReadCursorsRequest(_message.Message):
     __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "partition_ids")
@@ -281,20 +303,22 @@ class ReadCursorsResponse(_message.Message):
     def __init__(self, cursors: _Optional[_Iterable[_Union[Cursor, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_kv_pb2.Refusal, _Mapping]]] = ...) -> None: ...
 
 class ResetCursorsRequest(_message.Message):
-    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "generation", "positions")
+    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "generation", "positions", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     cluster_id: str
     keyspace_id: int
     group_id: int
     generation: int
     positions: _containers.RepeatedCompositeFieldContainer[_feed_pb2.FeedPosition]
-    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., generation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_feed_pb2.FeedPosition, _Mapping]]] = ...) -> None: ...
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., generation: _Optional[int] = ..., positions: _Optional[_Iterable[_Union[_feed_pb2.FeedPosition, _Mapping]]] = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class ResetCursorsResponse(_message.Message):
     __slots__ = ("refusals",)
@@ -303,18 +327,20 @@ class ResetCursorsResponse(_message.Message):
     def __init__(self, refusals: _Optional[_Iterable[_Union[_kv_pb2.Refusal, _Mapping]]] = ...) -> None: ...
 
 class DeleteCursorsRequest(_message.Message):
-    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "partition_ids")
+    __slots__ = ("table_version", "cluster_id", "keyspace_id", "group_id", "partition_ids", "take_by_ms")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    TAKE_BY_MS_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     cluster_id: str
     keyspace_id: int
     group_id: int
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    take_by_ms: int
+    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace_id: _Optional[int] = ..., group_id: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., take_by_ms: _Optional[int] = ...) -> None: ...
 
 class DeleteCursorsResponse(_message.Message):
     __slots__ = ("refusals",)

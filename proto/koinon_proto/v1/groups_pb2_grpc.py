@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from koinon_proto.v1 import groups_pb2 as koinon__proto_dot_v1_dot_groups__pb2
+from koinon_proto.v1 import kv_pb2 as koinon__proto_dot_v1_dot_kv__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -314,6 +315,11 @@ class CursorsStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_groups__pb2.CommitCursorsRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_groups__pb2.CommitCursorsResponse.FromString,
                 _registered_method=True)
+        self.CommitBatch = channel.unary_unary(
+                '/koinon.v1.Cursors/CommitBatch',
+                request_serializer=koinon__proto_dot_v1_dot_groups__pb2.CommitBatchWithCursorRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_kv__pb2.CommitBatchResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_unary(
                 '/koinon.v1.Cursors/Read',
                 request_serializer=koinon__proto_dot_v1_dot_groups__pb2.ReadCursorsRequest.SerializeToString,
@@ -341,7 +347,8 @@ class CursorsServicer(object):
 
     def Claim(self, request, context):
         """The cursor gets the grant's generation and the member's name, and keeps its position. Refused with
-        StaleGeneration if the stored generation is higher. May be repeated.
+        StaleGeneration if the stored generation is higher. May be repeated. With `from_now` a cursor whose
+        position was never set is put behind all changes that are complete now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -350,6 +357,16 @@ class CursorsServicer(object):
     def Commit(self, request, context):
         """The position of each partition is set, if the stored generation is the one named; else refused with
         StaleGeneration. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitBatch(self, request, context):
+        """An atomic batch (KeyValue.CommitBatch) that sets the position of the cursor, too: all of it is
+        written, or nothing. All keys lie in the cursor's partition; they need not have the same routing
+        bytes. The caller needs the batch's own rights, too.
+        Errors: those of CommitBatch, StaleGeneration, CursorMoved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -388,6 +405,11 @@ def add_CursorsServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=koinon__proto_dot_v1_dot_groups__pb2.CommitCursorsRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_groups__pb2.CommitCursorsResponse.SerializeToString,
+            ),
+            'CommitBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitBatch,
+                    request_deserializer=koinon__proto_dot_v1_dot_groups__pb2.CommitBatchWithCursorRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_kv__pb2.CommitBatchResponse.SerializeToString,
             ),
             'Read': grpc.unary_unary_rpc_method_handler(
                     servicer.Read,
@@ -464,6 +486,33 @@ class Cursors(object):
             '/koinon.v1.Cursors/Commit',
             koinon__proto_dot_v1_dot_groups__pb2.CommitCursorsRequest.SerializeToString,
             koinon__proto_dot_v1_dot_groups__pb2.CommitCursorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Cursors/CommitBatch',
+            koinon__proto_dot_v1_dot_groups__pb2.CommitBatchWithCursorRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_kv__pb2.CommitBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

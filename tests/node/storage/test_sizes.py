@@ -122,8 +122,8 @@ def test_scan_knows_which_records_are_staged(tmp_path: Path) -> None:
         scan = SizeScan(store, sizes)
         while scan.step(1.0):
             pass
-        assert sizes.staged() == 7
-        assert store.count() - sizes.staged() == 15
+        assert sizes.hidden() == 7
+        assert store.count() - sizes.hidden() == 15
         assert sizes.columns()[1] == [4, 5, 8, 5]
 
     with_writer(StoreConfig(directory=tmp_path / "n1"), use)

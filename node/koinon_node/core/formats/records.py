@@ -4,6 +4,7 @@ data:       u16 partition_id || u8 kind || key
                                          ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
             kind 0: a user's record under its key
             kind 1: a chunk or mark of a bulk load (core/formats/chunk_keys.py has key and value)
+            kind 2: a consumer group's cursor (core/writes/cursor_updates.py has key and value)
 expiry:     u64 expiry_ms || data key     ->  (nothing)
             One for each record that expires. Some entries are stale: a write without an expiry
             leaves the entry of the record that it replaces, until that entry is due.
@@ -48,6 +49,7 @@ from koinon_proto.contract.table import MAX_KEY_BYTES, first_sequence
 KNOWN_FLAGS = FLAG_EXPIRES | FLAG_TOMBSTONE
 USER = 0
 STAGED = 1
+CURSOR = 2
 KEY_AT = 3
 """The index in a data key at which the user's key begins."""
 REST_BYTES_MAX = MAX_KEY_BYTES + 1
