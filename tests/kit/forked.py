@@ -9,6 +9,7 @@ request's arguments, environment and files for its standard streams, runs the pr
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -101,13 +102,26 @@ def _simulation() -> Callable[[], object]:
     return lambda: sys.exit(simulate())
 
 
-PROGRAMS = {"koinon.cli": _koinon, "tests.simulation": _simulation}
+def _raft_mutants() -> Callable[[], object]:
+    from tests.raft.mutants import forget, main
+
+    forget()
+    return lambda: sys.exit(main())
+
+
+PROGRAMS = {
+    "koinon.cli": _koinon,
+    "tests.simulation": _simulation,
+    "tests.raft.mutants": _raft_mutants,
+}
 """What imports each, and returns what runs it."""
 
 
 def main() -> None:
     """Fork for each request until no process can send one."""
     program = PROGRAMS[sys.argv[1]]()
+    gc.collect()
+    gc.freeze()  # what is imported stays, and is shared with what is forked
     requests, answers = map(int, sys.argv[2:])
     with os.fdopen(requests) as lines:
         while line := lines.readline():

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-COORDINATOR = Path(__file__).resolve().parents[2] / "coordinator"
-CORE = Path("koinon_coordinator", "core", "raft")
+from koinon_coordinator import core
+
+CORE = Path(core.__file__).with_name("raft")
 SEEDS_MAX = 400
+TOPICS = ("elections", "replication", "changes", "snapshots")
 
 
 @dataclass(frozen=True)
@@ -360,18 +362,15 @@ MUTANTS = [
 
 
 def plant(mutant: Mutant, directory: Path) -> None:
-    """Put a coordinator package with the defect under `directory`."""
-    package = directory / "koinon_coordinator"
-    shutil.copytree(
-        COORDINATOR / "koinon_coordinator", package, ignore=shutil.ignore_patterns("__pycache__")
-    )
-    path = directory / CORE / mutant.file
-    source = path.read_text()
+    """Have the core be imported from ``directory``, with the defect in it."""
+    shutil.copytree(CORE, directory / "raft")
+    source = (CORE / mutant.file).read_text()
     if source.count(mutant.old) != 1:
         raise SystemExit(
             f"{mutant.name}: its text occurs {source.count(mutant.old)} times in {mutant.file}"
         )
-    path.write_text(source.replace(mutant.old, mutant.new))
+    (directory / "raft" / mutant.file).write_text(source.replace(mutant.old, mutant.new))
+    core.__path__.insert(0, str(directory))
 
 
 def _cases(scenario: Any) -> list[dict[str, Any]]:
@@ -390,7 +389,7 @@ def what_catches(likely: int | None, seeds_max: int) -> str | None:
     simulation = importlib.import_module("tests.raft.simulation")
     if likely is not None and (violation := _violation_of(simulation, likely)) is not None:
         return violation
-    for topic in ("elections", "replication", "changes", "snapshots"):
+    for topic in TOPICS:
         scenarios = vars(importlib.import_module(f"tests.raft.test_scenarios_{topic}"))
         for name in [name for name in scenarios if name.startswith("test_")]:
             for arguments in _cases(scenarios[name]):
@@ -410,6 +409,16 @@ def _violation_of(simulation: Any, seed: int) -> str | None:
     return None
 
 
+def forget() -> None:
+    """Import what catches mutants, then forget the core and all that has imported it."""
+    for module in ("simulation", *(f"test_scenarios_{topic}" for topic in TOPICS)):
+        importlib.import_module(f"tests.raft.{module}")
+    with_the_core = ("koinon_coordinator.core.raft", "koinon_coordinator.raft", "tests.raft.")
+    for name in [name for name in sys.modules if name.startswith(with_the_core)]:
+        if name != __name__:
+            del sys.modules[name]
+
+
 def main() -> int:
     if sys.argv[1:] == ["--list"]:
         print("\n".join(mutant.name for mutant in MUTANTS))
@@ -417,10 +426,9 @@ def main() -> int:
     (mutant,) = (m for m in MUTANTS if m.name == sys.argv[1])
     with tempfile.TemporaryDirectory() as scratch:
         plant(mutant, Path(scratch))
-        sys.path.insert(0, scratch)
         caught_by = what_catches(mutant.seed, SEEDS_MAX)
-        core = importlib.import_module("koinon_coordinator.core.raft")
-        assert str(core.__file__).startswith(scratch), "the mutant was not what ran"
+        planted = importlib.import_module(f"koinon_coordinator.core.raft.{mutant.file[:-3]}")
+        assert str(planted.__file__).startswith(scratch), "the mutant was not what ran"
     print(f"{mutant.name}: {'caught by ' + caught_by if caught_by else 'MISSED'}")
     return 0 if caught_by else 1
 

@@ -1,26 +1,26 @@
-"""Do the tests test? Each defect of a list, planted in the core, must be caught."""
+"""Defects planted in the core must be caught by its scenarios or by its simulation."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import os
+from collections.abc import Iterator
 
 import pytest
 
+from tests.kit.forked import Forked
+
 from .mutants import MUTANTS
 
-ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture(scope="module")
+def mutants() -> Iterator[Forked]:
+    """Runs each in a process of its own, which has imported all but the core."""
+    running = Forked("tests.raft.mutants")
+    yield running
+    running.close()
 
 
 @pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
-def test_planted_defect_is_caught(name: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.raft.mutants", name],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def test_planted_defect_is_caught(name: str, mutants: Forked) -> None:
+    result = mutants.run([name], environment=os.environ, timeout_s=240)
     assert result.returncode == 0, result.stdout + result.stderr
