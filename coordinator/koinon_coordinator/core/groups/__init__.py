@@ -1,0 +1,1 @@
+"""Groups of consumers: which member owns which partition. Pure."""
