@@ -1,4 +1,4 @@
-"""Types and limits of consumer groups that all processes share; ``v1/groups.proto`` has the rules."""
+"""Types and limits of consumer groups that all processes share. ``groups.proto`` has the rules."""
 
 from __future__ import annotations
 
