@@ -88,6 +88,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     except ConfigurationError:
         endpoint.close()
         raise
+    guard.floods.ports |= config.listening.grpc_ports
     try:
         await peer_port.start(config.peer_address)
         coordinator.peer_port = peer_port.port

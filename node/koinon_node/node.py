@@ -242,6 +242,7 @@ class Node:
             ) from error
         if not bound:
             raise ConfigurationError(reason=f"listen {self._config.listen}: cannot be bound")
+        guard.floods.ports |= self._config.listening.grpc_ports
         await self._set_health(health, False)
         await server.start()
         return server, health

@@ -24,6 +24,7 @@ from tests.node.kit.resp_client import RespClient
 from tests.scraping import scrape
 
 GROWTH_BYTES_MAX = BUDGET_BYTES + 96 * MIB  # some of it is the allocator's
+HEADERS_BYTES_MAX = 800 * MIB  # without the watch: more than 1 GB, and it grows on
 SECONDS = 3.0
 FLAGS = ["--partitions", "16"]
 OPERATIONS_MIN = 20
@@ -76,7 +77,9 @@ class Peak:
 
 
 @contextmanager
-def watched(flooded: Flooded, member: str) -> Iterator[None]:
+def watched(
+    flooded: Flooded, member: str, growth_bytes_max: int = GROWTH_BYTES_MAX
+) -> Iterator[None]:
     """See that within this time the member's memory stays in its bound, no process stops or is
     fenced, and a client beside is served.
     """
@@ -88,7 +91,7 @@ def watched(flooded: Flooded, member: str) -> Iterator[None]:
     print(f"grown by {grown / MIB:.0f} MiB, {operations} operations beside")
     assert not beside.failures, beside.failures[:3]
     assert operations >= OPERATIONS_MIN
-    assert grown < GROWTH_BYTES_MAX, f"{grown / MIB:.0f} MiB"
+    assert grown < growth_bytes_max, f"{grown / MIB:.0f} MiB"
     watch.check()
 
 
@@ -135,6 +138,26 @@ def test_flood_at_the_redis_port_is_held_in_bounds(flooded: Flooded, name: str) 
         flood(name, cluster.redis_address("n1"), 40, SECONDS, key)
         held = scrape(cluster.metrics_address("n1")).sum("koinon_redis_held_bytes")
         assert held <= GROWTH_BYTES_MAX
+    assert _log_lines(cluster) - before < 200
+
+
+GRPC = [
+    (name, member)
+    if (name, member) == ("blocks_of_small_headers", "n1")
+    else pytest.param(name, member, marks=pytest.mark.long)
+    for name in OF_GRPC
+    for member in ("n1", "c1")
+]
+
+
+@pytest.mark.parametrize(("name", "member"), GRPC)
+def test_flood_of_header_blocks_is_held_in_bounds(flooded: Flooded, name: str, member: str) -> None:
+    cluster = flooded.cluster
+    before = _log_lines(cluster)
+    with watched(flooded, member, HEADERS_BYTES_MAX):
+        flood(name, cluster.address(member), 10, SECONDS)
+    closed = scrape(cluster.metrics_address(member)).sum("koinon_flooding_connections_closed_total")
+    assert closed >= 1
     assert _log_lines(cluster) - before < 200
 
 

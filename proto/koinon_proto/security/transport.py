@@ -215,6 +215,8 @@ class Listening:
         self._lock = threading.Lock()
         self._context: tuple[int, bool, ssl.SSLContext] | None = None
         self._doors: list[PlainOrTls] = []
+        self.grpc_ports: set[int] = set()
+        """The ports at which gRPC itself listens, behind a port for both kinds too."""
 
     @property
     def takes_plain(self) -> bool:
@@ -236,18 +238,18 @@ class Listening:
         Raises:
             RuntimeError: it cannot be bound.
         """
-        if not self.takes_tls:
-            port: int = server.add_insecure_port(address)
-        elif not self.takes_plain:
-            port = server.add_secure_port(address, self._server_credentials())
-        else:
-            door = PlainOrTls(
-                address,
-                plain_port=server.add_insecure_port("127.0.0.1:0"),
-                tls_port=server.add_secure_port("127.0.0.1:0", self._server_credentials()),
-            )
+        if self.takes_plain and self.takes_tls:
+            plain_port = server.add_insecure_port("127.0.0.1:0")
+            tls_port = server.add_secure_port("127.0.0.1:0", self._server_credentials())
+            self.grpc_ports |= {plain_port, tls_port}
+            door = PlainOrTls(address, plain_port=plain_port, tls_port=tls_port)
             self._doors.append(door)
-            port = door.port
+            return door.port
+        if self.takes_plain:
+            port: int = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, self._server_credentials())
+        self.grpc_ports.add(port)
         return port
 
     def read_again(self) -> None:

@@ -351,6 +351,11 @@ class Lane:
         if not connection.waiters:
             del self._queue[connection]
 
+    def waiting_calls(self) -> Iterator[tuple[str, int]]:
+        """Yield the connections that have calls which wait, and their number. For any thread."""
+        for connection in list(self._queue):
+            yield connection.peer, len(connection.waiters)
+
     def forget_idle(self) -> None:
         """Forget connections and hosts without calls."""
         for peer, connection in list(self._connections.items()):

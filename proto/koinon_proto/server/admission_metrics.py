@@ -67,3 +67,10 @@ def families(guard: Guard) -> Iterator[Family]:
             for reason, count in lane.refusals.items()
         },
     )
+    yield labelled(
+        "koinon_flooding_connections_closed_total",
+        "counter",
+        "Connections of gRPC that were closed because they sent header blocks without calls.",
+        (),
+        {(): guard.floods.closed},
+    )

@@ -37,7 +37,8 @@ from koinon_proto.security.authentication import (
 from koinon_proto.security.authorization import Caller, Concern, caller, concern
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
-from koinon_proto.server.connections import close_connection
+from koinon_proto.server.connections import Endpoint, close_connection, endpoint_of
+from koinon_proto.server.header_floods import FloodWatch, UnderWay
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Guard:
         self._reply_bytes = reply_bytes or {}
         self._kept_bytes = kept_bytes
         self._ticking: asyncio.TimerHandle | None = None
+        self.floods = FloodWatch(self._under_way, kept_bytes)
 
     @property
     def gate(self) -> Authenticator:
@@ -94,13 +96,34 @@ class Guard:
         return {"data": self.data, "control": self.control}
 
     def start(self) -> None:
-        """Begin to watch for stuck calls, on the running loop."""
+        """Begin to watch for stuck calls and floods, on the running loop."""
         self._tick()
+        self.floods.start()
 
     def stop(self) -> None:
         """Stop watching."""
         if self._ticking is not None:
             self._ticking.cancel()
+        self.floods.stop()
+
+    def _under_way(self) -> dict[Endpoint, UnderWay]:
+        """Return what calls may be sending that was not read yet, by connection. Called in another
+        thread: it goes through copies, which are made in one step.
+        """
+        found: dict[Endpoint, UnderWay] = {}
+
+        def of(peer: str) -> UnderWay:
+            place = endpoint_of(peer)
+            return UnderWay() if place is None else found.setdefault(place, UnderWay())
+
+        for lane in self.lanes.values():
+            for peer, waiting in lane.waiting_calls():
+                of(peer).waiting += waiting
+            for call in list(lane.receiving):
+                of(call.peer).messages += 1
+        for stream in list(self._streams.values()):
+            of(stream.peer()).messages += stream.is_reading
+        return found
 
     def guarded(self, path: str, handler: Any) -> Any:
         """Return the handler to register instead of this one; None for a method of the generated
@@ -133,12 +156,13 @@ class Guard:
             if self._audit.is_on:
                 concern.set(Concern())
             try:
+                self.floods.check(context)
                 found = self._gate.caller(context)
                 rule = method_permissions.check(path, found)
                 caller.set(found)
                 if found.principal is None:
                     self._gate.unidentified["grpc"] += 1
-                request = parse(await _received(call, context), context)
+                request = parse(await _received(call, context, self.floods), context)
                 method_permissions.check_claim(rule, found, request)
                 admission.handling.set(call)
                 reply: bytes = serialize(await handle(request, context))
@@ -164,11 +188,12 @@ class Guard:
             call = lane.call(context.peer())
             context.add_done_callback(call.ended)
             admission.handling.set(call)
-            guarded_context = _StreamContext(path, context, call, parse, self._gate)
+            guarded_context = _StreamContext(path, context, call, parse, self)
             task = asyncio.current_task()
             assert task is not None
             self._streams[task] = guarded_context
             try:
+                self.floods.check(context)
                 found = guarded_context.check()
                 caller.set(found)
                 if found.principal is None:
@@ -282,14 +307,16 @@ class _StreamContext:
         context: Any,
         call: Call,
         parse: Callable[[Any, Any], Any],
-        gate: Authenticator,
+        guard: Guard,
     ) -> None:
+        gate, self._floods = guard.gate, guard.floods
         self.standing = StandingCaller(gate, lambda: gate.caller(context, stays=True))
         self._path = path
         self._context = context
         self._call = call
         self._parse = parse
         self._is_first = True
+        self.is_reading = False  # a message that is not the first
         self.caller: Caller | None = None
         self._rule = method_permissions.Rule()
         self.fault: KoinonError | None = None  # why the caller may no longer have it
@@ -306,10 +333,17 @@ class _StreamContext:
     async def read(self) -> Any:
         """Read as grpc.aio does; raise InvalidArgumentError for a message that cannot be read."""
         if not self._is_first:
-            raw = await self._context.read()
-            return EOF if raw is EOF else self._parse(raw, self._context)
+            self.is_reading = True
+            try:
+                raw = await self._context.read()
+            finally:
+                self.is_reading = False
+            if raw is EOF:
+                return EOF
+            self._floods.count(self._call.peer, len(raw))
+            return self._parse(raw, self._context)
         self._is_first = False
-        raw = await _received(self._call, self._context)
+        raw = await _received(self._call, self._context, self._floods)
         self._call.streams()
         if raw is EOF:
             return EOF
@@ -319,7 +353,7 @@ class _StreamContext:
         return message
 
 
-async def _received(call: Call, context: Any) -> Any:
+async def _received(call: Call, context: Any, floods: FloodWatch) -> Any:
     """Return the call's first message, unread, or EOF.
 
     Raises:
@@ -338,7 +372,9 @@ async def _received(call: Call, context: Any) -> Any:
         raise admission.too_slow() from None
     finally:
         call.task = None
-    call.received(0 if raw is EOF else len(raw))
+    size = 0 if raw is EOF else len(raw)
+    call.received(size)
+    floods.count(call.peer, size)
     return raw
 
 
