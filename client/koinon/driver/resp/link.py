@@ -1,11 +1,12 @@
 """The RESP link to one node and keyspace: opens, replaces and closes its connections.
 
 The loop's own connections are *lanes*. There is one lane for reads and one for writes, since a node
-carries out the commands of a connection in order, and a read would wait for the write before it; a
-few lanes for reads of many rows; and for pages of scans, which may take long at a node, as many as
-there are concurrent pages. The lanes also notice when the node leaves or is gone; then nothing more
-is sent to it on any connection, including the threads' sockets. While no connection is available,
-operations go over gRPC, which finds out what is wrong with the node.
+carries out the commands of a connection in order, and a read would wait for the write before it;
+each stands in for the other if that cannot be opened. There are a few lanes for reads of many rows.
+Pages of scans may take long at a node: for them there are as many lanes as concurrent pages. The
+lanes also notice when the node leaves or is gone; then nothing more is sent to it on any
+connection, including the threads' sockets. While no connection is available, operations go over
+gRPC, which finds out what is wrong with the node.
 """
 
 from __future__ import annotations
@@ -167,13 +168,21 @@ class RespLink:
             return True
         if self._closed:
             return False
-        if lane not in self._connecting:
-            if self._operations.now() < self._again_at:
-                return False
+        if lane not in self._connecting and self._operations.now() >= self._again_at:
             self._begin_to_connect(lane)
-        if self._failed:
+        if lane in self._connecting and not self._failed:
+            self._queued[lane].append(single)
+            return True
+        return self._add_beside(single, lane)
+
+    def _add_beside(self, single: Any, lane: int) -> bool:
+        """Send a single read on the connection for writes, or the reverse: a node without file
+        descriptors takes no more connections, but serves those it has.
+        """
+        beside = None if _brings_messages(lane) else self._open.get(1 - lane)
+        if beside is None or not beside.alive:
             return False
-        self._queued[lane].append(single)
+        beside.add(single)
         return True
 
     # --- opening --------------------------------------------------------------------------------
@@ -304,9 +313,10 @@ class RespLink:
         """Retire the connection of a write whose deadline has passed, and everything in flight
         there: otherwise the write could arrive whenever the network recovers.
         """
-        connection = self._open.get(single.write)
-        if connection is not None and connection.waits_for(single):
-            self._replace(single.write, connection)
+        for lane in (0, 1):
+            connection = self._open.get(lane)
+            if connection is not None and connection.waits_for(single):
+                self._replace(lane, connection)
 
     def _replace(self, lane: int, connection: Connection[Any]) -> None:
         """Send nothing more on this connection; another one is opened for later operations."""
