@@ -1,4 +1,5 @@
 from koinon_proto.v1 import access_pb2 as _access_pb2
+from koinon_proto.v1 import groups_pb2 as _groups_pb2
 from koinon_proto.v1 import loads_pb2 as _loads_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
@@ -10,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged", "put_role", "drop_role", "put_user", "drop_user", "add_token", "drop_token", "revoke_certificate", "restore_certificate", "create_keyspace", "alter_keyspace", "drop_keyspace", "forget_keyspace")
+    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged", "put_role", "drop_role", "put_user", "drop_user", "add_token", "drop_token", "revoke_certificate", "restore_certificate", "create_keyspace", "alter_keyspace", "drop_keyspace", "forget_keyspace", "create_group", "raise_generation", "delete_group")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATE_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     REGISTER_NODE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +45,9 @@ class Command(_message.Message):
     ALTER_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     DROP_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     FORGET_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    RAISE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DELETE_GROUP_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     create_cluster: CreateClusterCommand
     register_node: RegisterNodeCommand
@@ -77,7 +81,10 @@ class Command(_message.Message):
     alter_keyspace: AlterKeyspaceCommand
     drop_keyspace: DropKeyspaceCommand
     forget_keyspace: ForgetKeyspaceCommand
-    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ..., put_role: _Optional[_Union[PutRoleCommand, _Mapping]] = ..., drop_role: _Optional[_Union[DropRoleCommand, _Mapping]] = ..., put_user: _Optional[_Union[PutUserCommand, _Mapping]] = ..., drop_user: _Optional[_Union[DropUserCommand, _Mapping]] = ..., add_token: _Optional[_Union[AddTokenCommand, _Mapping]] = ..., drop_token: _Optional[_Union[DropTokenCommand, _Mapping]] = ..., revoke_certificate: _Optional[_Union[RevokeCertificateCommand, _Mapping]] = ..., restore_certificate: _Optional[_Union[RestoreCertificateCommand, _Mapping]] = ..., create_keyspace: _Optional[_Union[CreateKeyspaceCommand, _Mapping]] = ..., alter_keyspace: _Optional[_Union[AlterKeyspaceCommand, _Mapping]] = ..., drop_keyspace: _Optional[_Union[DropKeyspaceCommand, _Mapping]] = ..., forget_keyspace: _Optional[_Union[ForgetKeyspaceCommand, _Mapping]] = ...) -> None: ...
+    create_group: CreateGroupCommand
+    raise_generation: RaiseGenerationCommand
+    delete_group: DeleteGroupCommand
+    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ..., put_role: _Optional[_Union[PutRoleCommand, _Mapping]] = ..., drop_role: _Optional[_Union[DropRoleCommand, _Mapping]] = ..., put_user: _Optional[_Union[PutUserCommand, _Mapping]] = ..., drop_user: _Optional[_Union[DropUserCommand, _Mapping]] = ..., add_token: _Optional[_Union[AddTokenCommand, _Mapping]] = ..., drop_token: _Optional[_Union[DropTokenCommand, _Mapping]] = ..., revoke_certificate: _Optional[_Union[RevokeCertificateCommand, _Mapping]] = ..., restore_certificate: _Optional[_Union[RestoreCertificateCommand, _Mapping]] = ..., create_keyspace: _Optional[_Union[CreateKeyspaceCommand, _Mapping]] = ..., alter_keyspace: _Optional[_Union[AlterKeyspaceCommand, _Mapping]] = ..., drop_keyspace: _Optional[_Union[DropKeyspaceCommand, _Mapping]] = ..., forget_keyspace: _Optional[_Union[ForgetKeyspaceCommand, _Mapping]] = ..., create_group: _Optional[_Union[CreateGroupCommand, _Mapping]] = ..., raise_generation: _Optional[_Union[RaiseGenerationCommand, _Mapping]] = ..., delete_group: _Optional[_Union[DeleteGroupCommand, _Mapping]] = ...) -> None: ...
 
 class CreateClusterCommand(_message.Message):
     __slots__ = ("config",)
@@ -406,8 +413,34 @@ class RestoreCertificateCommand(_message.Message):
     expected_version: int
     def __init__(self, serial: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
 
+class CreateGroupCommand(_message.Message):
+    __slots__ = ("name", "strategy", "created_at_ms")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    strategy: _groups_pb2.GroupStrategy
+    created_at_ms: int
+    def __init__(self, name: _Optional[str] = ..., strategy: _Optional[_Union[_groups_pb2.GroupStrategy, str]] = ..., created_at_ms: _Optional[int] = ...) -> None: ...
+
+class RaiseGenerationCommand(_message.Message):
+    __slots__ = ("group_id", "generation", "session_ms")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    generation: int
+    session_ms: int
+    def __init__(self, group_id: _Optional[int] = ..., generation: _Optional[int] = ..., session_ms: _Optional[int] = ...) -> None: ...
+
+class DeleteGroupCommand(_message.Message):
+    __slots__ = ("group_id",)
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    def __init__(self, group_id: _Optional[int] = ...) -> None: ...
+
 class StateSnapshot(_message.Message):
-    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base", "access", "keyspaces", "last_keyspace_id")
+    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base", "access", "keyspaces", "last_keyspace_id", "groups")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +457,7 @@ class StateSnapshot(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     KEYSPACES_FIELD_NUMBER: _ClassVar[int]
     LAST_KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: _table_pb2.ClusterConfig
     table_version: int
@@ -440,7 +474,24 @@ class StateSnapshot(_message.Message):
     access: _access_pb2.AccessState
     keyspaces: _table_pb2.KeyspaceList
     last_keyspace_id: int
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., keyspaces: _Optional[_Union[_table_pb2.KeyspaceList, _Mapping]] = ..., last_keyspace_id: _Optional[int] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[ConsumerGroup]
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., keyspaces: _Optional[_Union[_table_pb2.KeyspaceList, _Mapping]] = ..., last_keyspace_id: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[ConsumerGroup, _Mapping]]] = ...) -> None: ...
+
+class ConsumerGroup(_message.Message):
+    __slots__ = ("group_id", "name", "strategy", "generation", "session_ms", "created_at_ms")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    name: str
+    strategy: _groups_pb2.GroupStrategy
+    generation: int
+    session_ms: int
+    created_at_ms: int
+    def __init__(self, group_id: _Optional[int] = ..., name: _Optional[str] = ..., strategy: _Optional[_Union[_groups_pb2.GroupStrategy, str]] = ..., generation: _Optional[int] = ..., session_ms: _Optional[int] = ..., created_at_ms: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("load_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "state", "attempts", "attempts_digest", "partitions", "unmerged", "rows", "bytes", "reason", "committed_at", "owner", "keyspace_id")

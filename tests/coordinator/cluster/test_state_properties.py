@@ -20,6 +20,8 @@ from koinon_coordinator.core.cluster.commands import (
     CommitLoad,
     ConfirmRegistration,
     CreateCluster,
+    CreateGroup,
+    DeleteGroup,
     FenceNode,
     FinishMoves,
     ForcePrimary,
@@ -29,12 +31,14 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionChange,
     PartitionsHosted,
     PartitionsMerged,
+    RaiseGeneration,
     SetMoveSettings,
     SetNodeStatus,
     SetReplicationFactor,
     StartMoves,
     WantPrimaries,
 )
+from koinon_coordinator.core.cluster.group_rules import Group
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.planning.initial_placement import place
 from koinon_coordinator.wire.state_codec import (
@@ -44,6 +48,7 @@ from koinon_coordinator.wire.state_codec import (
     image_to_bytes,
 )
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
+from koinon_proto.contract.groups import GroupStrategy
 from koinon_proto.contract.table import (
     NO_NODE,
     MoveSettings,
@@ -60,6 +65,8 @@ from tests.coordinator.kit.support import cluster_config, hosted_of, register
 
 NODES = ("n1", "n2", "n3", "n4")
 PARTITIONS = 2
+STICKY = GroupStrategy.STICKY
+NO_GROUP = Group(group_id=1, name="none", strategy=STICKY)
 KINDS = {
     # How often. "go" is what leader or primary would do next: it is what takes moves to their end.
     "go": 16,
@@ -89,6 +96,9 @@ KINDS = {
     "commit_load": 1,
     "abort_load": 1,
     "merged": 1,
+    "group": 1,
+    "raise": 1,
+    "no_group": 1,
 }
 
 
@@ -124,7 +134,7 @@ def concrete(copies: Copies, step: Step) -> Command | None:
     if step.kind == "go":
         is_there = copies.state.row(step.partition) is not None
         return next_step(copies.state, step.partition) if is_there else None
-    for make in (of_node, of_primary, of_move, of_operator, of_load):
+    for make in (of_node, of_primary, of_move, of_operator, of_load, of_group):
         command = make(copies, step)
         if command is not None:
             return command
@@ -288,6 +298,21 @@ def of_load(copies: Copies, step: Step) -> Command | None:
         case "merged":
             ids = (PartitionId(max(0, step.partition + step.skew)),)
             return PartitionsMerged(load_id=load_id, partition_ids=ids)
+    return None
+
+
+def of_group(copies: Copies, step: Step) -> Command | None:
+    """Return the step's command on a group that is known, or on one that is not."""
+    known = copies.state.groups.image()
+    group = known[step.variant % len(known)] if known else NO_GROUP
+    match step.kind:
+        case "group":
+            return CreateGroup(name=f"g{step.node}", strategy=STICKY, created_at_ms=step.variant)
+        case "raise":
+            generation = max(0, group.generation + step.skew)
+            return RaiseGeneration(group_id=group.group_id, generation=generation, session_ms=9)
+        case "no_group":
+            return DeleteGroup(group_id=group.group_id)
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,9 @@ class Group:
         )
         self.numbers: dict[str, int] = {}
 
-    def attend(self, member_id: str, **fields: Any) -> None:
+    def attend(
+        self, member_id: str, held: Mapping[PartitionId, int] | None = None, **fields: Any
+    ) -> None:
         self.numbers[member_id] = self.numbers.get(member_id, 0) + 1
         request = Attendance(
             member_id=member_id,
@@ -44,7 +46,7 @@ class Group:
             keyspace_ids=frozenset({ORDERS}),
             session_s=SESSION_S,
         )
-        self.core.attend(replace(request, **fields), self.generation, self.now)
+        self.core.attend(replace(request, **fields), held or {}, self.generation, self.now)
 
     def follow(self, member_id: str, **fields: Any) -> None:
         """Attend as a member that has received the last answer, and does what it says."""

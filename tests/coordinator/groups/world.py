@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from koinon_coordinator.core.groups import group_members
 from koinon_coordinator.core.groups.group_members import Attendance, GroupMembers
@@ -72,7 +73,7 @@ class World:
         self.cursors: dict[PartitionId, int] = {}
         self.seen: dict[tuple[PartitionId, int], tuple[str, int]] = {}  # grants, ever
         self.last: dict[PartitionId, int] = {}  # the generation of the last new grant
-        self.messages: list[tuple[float, int, object]] = []
+        self.messages: list[tuple[float, int, tuple[Any, ...]]] = []
         self.polls: dict[str, Poll] = {}
         self.raising_until: float | None = None
         self.loss = 0.1
@@ -141,7 +142,7 @@ class World:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _send(self, message: object) -> None:
+    def _send(self, message: tuple[Any, ...]) -> None:
         copies = self.random.choices([0, 1, 2], [self.loss, 1 - self.loss, self.loss / 2])[0]
         for _ in range(copies):
             at = self.now + self.random.uniform(0.0, LATENCY_S_MAX)
@@ -151,15 +152,11 @@ class World:
         due = [m for m in self.messages if m[0] <= self.now]
         self.messages = [m for m in self.messages if m[0] > self.now]
         for _, _, message in sorted(due, key=lambda m: m[:2]):
-            if isinstance(message, Attendance):
-                self._attend(message)
-            else:
-                assert isinstance(message, tuple)
-                self._answered(*message)
+            (self._attend if len(message) == 2 else self._answered)(*message)
 
-    def _attend(self, request: Attendance) -> None:
+    def _attend(self, request: Attendance, held: dict[PartitionId, int]) -> None:
         try:
-            member = self.leader.attend(request, self.generation, self.now)
+            member = self.leader.attend(request, held, self.generation, self.now)
         except KoinonError:
             return
         poll = Poll(request, self.now + request.session_s / 3)
@@ -224,17 +221,15 @@ class World:
             consumer.number += 1
             consumer.sent_at, consumer.is_waiting = self.now, True
             consumer.has_news = False
-            self._send(
-                Attendance(
-                    member_id=consumer.member_id,
-                    incarnation=consumer.incarnation,
-                    number=consumer.number,
-                    keyspace_ids=consumer.keyspace_ids,
-                    session_s=consumer.session_s,
-                    held=dict(consumer.held),
-                    known_revision=consumer.known_revision,
-                )
+            request = Attendance(
+                member_id=consumer.member_id,
+                incarnation=consumer.incarnation,
+                number=consumer.number,
+                keyspace_ids=consumer.keyspace_ids,
+                session_s=consumer.session_s,
+                known_revision=consumer.known_revision,
             )
+            self._send((request, dict(consumer.held)))
 
     # --- the leader ---------------------------------------------------------------------------
 

@@ -22,7 +22,9 @@ from koinon_coordinator.core.cluster.commands import (
     CommitLoad,
     ConfirmRegistration,
     CreateCluster,
+    CreateGroup,
     CreateKeyspace,
+    DeleteGroup,
     DropKeyspace,
     DropRole,
     DropToken,
@@ -40,6 +42,7 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionsMerged,
     PutRole,
     PutUser,
+    RaiseGeneration,
     RestoreCertificate,
     RevokeCertificate,
     SetMoveSettings,
@@ -77,6 +80,7 @@ from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.codec import Codec
 from koinon_proto.contract.errors import UnsupportedVersionError
+from koinon_proto.contract.groups import GroupStrategy
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
 from koinon_proto.contract.table import (
     NO_NODE,
@@ -245,6 +249,15 @@ GOLDEN: list[tuple[Command, str]] = [
         ForgetKeyspace(keyspace_id=KeyspaceId(3)),
         "08018a02020803",
     ),
+    (
+        CreateGroup(name="g", strategy=GroupStrategy.STICKY, created_at_ms=300),
+        "08019202080a0167100318ac02",
+    ),
+    (
+        RaiseGeneration(group_id=300, generation=7, session_ms=30_000),
+        "08019a020908ac02100718b0ea01",
+    ),
+    (DeleteGroup(group_id=300), "0801a2020308ac02"),
 ]
 IDS = [type(command).__name__ for command, _ in GOLDEN]
 
@@ -342,6 +355,16 @@ SNAPSHOT_OF_ACCESS = (
     "7267080412160a0172120a0802120201021a0270ff120508011201061a0b0a0175120172180120ac02"
     "223a0a0a6162636465666768696a1201751a20" + "00" * 32 + "20ac022890033201642a023166"
 )
+
+
+def test_snapshot_with_groups_comes_back_whole_and_without_is_the_one_of_the_build_before() -> None:
+    state = some_state()
+    state.apply(CreateGroup(name="g", strategy=GroupStrategy.RANGE, created_at_ms=300), 40)
+    state.apply(RaiseGeneration(group_id=40, generation=0, session_ms=30_000))
+    encoded = image_to_bytes(state.image())
+    assert encoded.hex() == SNAPSHOT + "8a0110082812016718012001" + "28b0ea0130ac02"
+    assert image_from_bytes(encoded) == state.image()
+    assert ClusterState(image_from_bytes(encoded)).image() == state.image()
 
 
 def test_command_of_an_unknown_version_is_refused_by_name() -> None:

@@ -38,6 +38,9 @@ puts it into the log:
 ``AddToken``             once an id; the same token once more changes nothing
 ``DropRole`` …           only while there is such a role, user or token
 ``RevokeCertificate`` …  sets the same again
+``CreateGroup``          once a name
+``RaiseGeneration``      only at the group's ``generation``
+``DeleteGroup``          only while there is the group
 =======================  ==========================================================
 """
 
@@ -48,6 +51,7 @@ from enum import Enum
 
 from koinon_proto.contract.access import Role, Token, User
 from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.groups import GroupStrategy
 from koinon_proto.contract.keyspaces import DEFAULT_ID, Keyspace, KeyspaceId
 from koinon_proto.contract.table import (
     DEFAULT_WEIGHT,
@@ -399,6 +403,32 @@ class RestoreCertificate:
     expected_version: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreateGroup:
+    """Create a consumer group, unless there is one with this name. ``created_at_ms``: Unix time."""
+
+    name: str
+    strategy: GroupStrategy
+    created_at_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaiseGeneration:
+    """Raise a group's generation by one from ``generation``. ``session_ms``: the longest session of
+    the members that will be granted something with it; 0: there is no member.
+    """
+
+    group_id: int
+    generation: int
+    session_ms: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteGroup:
+    group_id: int
+
+
+GroupCommand = CreateGroup | RaiseGeneration | DeleteGroup
 AccessCommand = (
     PutRole
     | DropRole
@@ -433,6 +463,7 @@ Command = (
     | ForgetKeyspace
     | LoadCommand
     | AccessCommand
+    | GroupCommand
 )
 
 
@@ -468,6 +499,9 @@ class Reason(Enum):
     KEYSPACE_LOADING = "a bulk load is under way in the keyspace"
     ACCESS_CHANGED = "access has been changed meanwhile"
     BAD_ACCESS = "access cannot be changed so"
+    GROUP_UNKNOWN = "there is no such consumer group"
+    GENERATION_RAISED = "the group's generation has been raised meanwhile"
+    TOO_MANY_GROUPS = "too many consumer groups"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -541,4 +575,14 @@ class AccessChanged:
     version: int
 
 
-Result = Rejected | Registered | Applied | LoadOutcome | KeyspaceChanged | AccessChanged
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupChanged:
+    """The group after the command, or as the command found it."""
+
+    group_id: int
+    generation: int
+
+
+Result = (
+    Rejected | Registered | Applied | LoadOutcome | KeyspaceChanged | AccessChanged | GroupChanged
+)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from koinon_coordinator.core.cluster.commands import Applied, Reason, Rejected, Result
+from koinon_coordinator.core.cluster.group_rules import Groups
 from koinon_coordinator.core.cluster.image import NodeRecord, StateImage
 from koinon_coordinator.core.cluster.load_rules import Loads
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, KeyspaceList, Keyspaces
@@ -40,6 +41,7 @@ class ClusterData:
         self.move_settings = image.move_settings
         self.stranded = {entry.partition_id: entry for entry in image.stranded}
         self.loads = Loads(image.loads)
+        self.groups = Groups(image.groups)
         self.access = image.access
         self.last_keyspace_id = image.last_keyspace_id
         self._config = image.config
@@ -171,6 +173,7 @@ class ClusterData:
             access=self.access,
             keyspaces=self._keyspace_list,
             last_keyspace_id=self.last_keyspace_id,
+            groups=self.groups.image(),
         )
 
 

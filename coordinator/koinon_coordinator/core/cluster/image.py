@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from koinon_coordinator.core.cluster.commands import Move, RegisterNode
+from koinon_coordinator.core.cluster.group_rules import Group
 from koinon_coordinator.core.cluster.load_rules import NO_LOADS, LoadsImage
 from koinon_proto.contract.access import NO_ACCESS_STATE, AccessState
 from koinon_proto.contract.keyspaces import NO_KEYSPACES, KeyspaceList
@@ -97,6 +98,7 @@ class StateImage:
     access: AccessState = NO_ACCESS_STATE
     keyspaces: KeyspaceList = NO_KEYSPACES
     last_keyspace_id: int = 0
+    groups: tuple[Group, ...] = ()
 
 
 EMPTY_IMAGE = StateImage(config=None, table_version=0, last_node_number=0, nodes=(), rows=())

@@ -161,6 +161,10 @@ class Loads:
             for load in self._active.values()
         )
 
+    def id_at(self, index: int) -> int:
+        """Return the id of what the command at this log index makes, which is never reused."""
+        return self._id_base + index
+
     def are_active_in(self, keyspace_id: KeyspaceId) -> bool:
         """Return whether a load of this keyspace is open or merging."""
         return any(load.keyspace_id == keyspace_id for load in self._active.values())
@@ -265,11 +269,11 @@ class Loads:
         if judged is not None:
             return judged
         if isinstance(command, OpenLoad):
-            load = _opened(command, self._id_base + index)
+            load = _opened(command, self.id_at(index))
             self._jobs[load.job_id] = load.load_id
         elif isinstance(command, CommitLoad):
             load = self._active[command.load_id]
-            load = _committed(load, command, partitions_of(load, keyspaces), self._id_base + index)
+            load = _committed(load, command, partitions_of(load, keyspaces), self.id_at(index))
             if load.stream_batch is not None:
                 self._batches[load.stream_batch.query_id] = load.stream_batch.batch_id
         elif isinstance(command, AbortLoad):

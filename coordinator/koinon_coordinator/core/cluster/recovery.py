@@ -166,6 +166,9 @@ def recovered(image: StateImage) -> StateImage:
         access=replace(image.access, version=max(image.access.version + VERSION_JUMP, version)),
         keyspaces=replace(image.keyspaces, changed_at=version),
         last_keyspace_id=image.last_keyspace_id + KEYSPACE_ID_JUMP,
+        groups=tuple(
+            replace(group, generation=group.generation + VERSION_JUMP) for group in image.groups
+        ),
     )
 
 

@@ -25,6 +25,10 @@ Keyspaces
 ---------
 ``keyspaces`` has the rules. The table shows them whole.
 
+Consumer groups
+---------------
+``group_rules`` has their rules. The table shows nothing of them.
+
 Access
 ------
 ``access`` has the rules of users, roles and tokens. They have a version of their own, and the table
@@ -47,6 +51,7 @@ from koinon_coordinator.core.cluster.commands import (
     AccessChanged,
     AccessCommand,
     Command,
+    GroupCommand,
     LoadCommand,
     Move,
     Reason,
@@ -54,6 +59,7 @@ from koinon_coordinator.core.cluster.commands import (
     Result,
 )
 from koinon_coordinator.core.cluster.data import ClusterData, Handlers
+from koinon_coordinator.core.cluster.group_rules import Groups
 from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, NodeRecord, StateImage
 from koinon_coordinator.core.cluster.load_rules import Loads
 from koinon_proto.contract.access import Access
@@ -131,6 +137,11 @@ class ClusterState:
         return self._data.loads
 
     @property
+    def groups(self) -> Groups:
+        """The consumer groups. Read only: ``apply`` changes them."""
+        return self._data.groups
+
+    @property
     def keyspaces(self) -> Keyspaces:
         """The keyspaces. Requires that the cluster exists."""
         return self._data.keyspaces
@@ -180,12 +191,14 @@ class ClusterState:
 
     def apply(self, command: Command, index: int = 0) -> Result:
         """Apply a committed command; return its result. ``index`` is the command's log index, which
-        only OpenLoad and CommitLoad need.
+        only OpenLoad, CommitLoad and CreateGroup need.
         """
         if isinstance(command, LoadCommand):
             return self._change_loads(command, index)
         if isinstance(command, AccessCommand):
             return self._change_access(command)
+        if isinstance(command, GroupCommand):
+            return self._change_groups(command, index)
         return _APPLY[type(command)](self._data, command)
 
     def _change_loads(self, command: LoadCommand, index: int) -> Result:
@@ -196,6 +209,12 @@ class ClusterState:
         result = data.loads.apply(command, index=index, keyspaces=data.keyspaces)
         data.version += data.loads.shown() != before
         return result
+
+    def _change_groups(self, command: GroupCommand, index: int) -> Result:
+        data = self._data
+        if data.config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        return data.groups.apply(command, data.loads.id_at(index))
 
     def _change_access(self, command: AccessCommand) -> Result:
         data = self._data

@@ -53,12 +53,13 @@ GATHER_S_MAX = 1.0
 """A change is acted on after this time, however many others follow."""
 MEMBERS_MAX = 2_000
 NEVER = float("inf")
+Held = Mapping[PartitionId, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attendance:
-    """A member's request: its whole state. ``held``: the generations of the partitions that it
-    holds. ``known_revision``: of the last answer that it has seen.
+    """A member's request, without what it holds. ``known_revision``: of the last answer that it has
+    seen.
     """
 
     member_id: MemberId
@@ -66,7 +67,6 @@ class Attendance:
     number: int
     keyspace_ids: frozenset[KeyspaceId]
     session_s: float
-    held: Mapping[PartitionId, int] = field(default_factory=dict)
     known_revision: int = 0
     is_static: bool = False
     client_name: str = ""
@@ -81,6 +81,7 @@ class Member:
     newest: Attendance
     heard_at: float
     granted: dict[PartitionId, int] = field(default_factory=dict)
+    # What this leader has told the member, or has adopted, and the member has not released since.
     may_hold: set[PartitionId] = field(default_factory=set)
     is_suspect: bool = False  # its session was over at the last tick
     _revision: int | None = None  # derived from ``granted``, on demand
@@ -136,8 +137,9 @@ class GroupMembers:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def attend(self, request: Attendance, generation: int, now: float) -> Member:
-        """Take a member's request in. ``generation``: the group's.
+    def attend(self, request: Attendance, held: Held, generation: int, now: float) -> Member:
+        """Take a member's request in. ``held``: the partitions that it holds, and the generations
+        of their grants. ``generation``: the group's.
 
         Raises:
             MemberFencedError: a later incarnation of the member has been heard.
@@ -146,27 +148,26 @@ class GroupMembers:
             UnavailableError: a later request of the member has been heard.
             InvalidArgumentError: the member holds what was never granted.
         """
-        for partition_id, held in request.held.items():
-            if not 0 < held <= generation:
+        for partition_id, held_by_grant in held.items():
+            if not 0 < held_by_grant <= generation:
                 raise InvalidArgumentError(
                     field="held",
                     reason=f"partition {partition_id} was never granted with this generation",
                     limit=generation,
-                    actual=held,
+                    actual=held_by_grant,
                 )
         member = self._seated(request, now)
         if member.newest.keyspace_ids != request.keyspace_ids:
             self._outdate_target(now)
-        if request.known_revision == member.revision:
-            for partition_id in member.granted.keys() - request.held.keys():
-                self._take(partition_id, now)  # it is given back
         member.newest, member.heard_at, member.is_suspect = request, now, False
-        released = member.may_hold - request.held.keys()
-        member.may_hold = set(request.held)
-        if released:
-            self._note_change(now)
         if now < self.waits_until:
-            self._adopt(member, now)
+            self._adopt(member, held, now)
+        if request.known_revision == member.revision:
+            for partition_id in member.granted.keys() - held.keys():
+                self._take(partition_id, now)  # it is given back
+        if member.may_hold - held.keys():
+            self._note_change(now)  # something was released
+        member.may_hold &= held.keys()
         return member
 
     def _seated(self, request: Attendance, now: float) -> Member:
@@ -221,12 +222,13 @@ class GroupMembers:
         self._forget(member_id, now)
         self._outdate_target(now)
 
-    def _adopt(self, member: Member, now: float) -> None:
+    def _adopt(self, member: Member, held: Held, now: float) -> None:
         """Take over what a member says it holds, from an earlier leader's grants."""
-        for partition_id, generation in member.newest.held.items():
+        for partition_id, generation in held.items():
             is_newest = generation > self._accounted.get(partition_id, 0)
             if is_newest and self._is_subscribed(member, partition_id):
                 self._give(partition_id, member, generation, now)
+                member.may_hold.add(partition_id)
 
     # --- time ---------------------------------------------------------------------------------
 
