@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from koinon.aio import AsyncClient, AsyncKeyspaceClient
     from koinon.client import Client, KeyspaceClient, connect
     from koinon.core.feeds import Change, ChangeBatch, FeedPositions
+    from koinon.driver.group import AsyncGroup, Group, GroupBatch, GroupPart
     from koinon.driver.request_ids import request_id
     from koinon.local import LocalCluster
     from koinon.options import ClientOptions
@@ -35,6 +36,10 @@ __all__ = [
     "AsyncClient",
     "KeyspaceClient",
     "AsyncKeyspaceClient",
+    "Group",
+    "AsyncGroup",
+    "GroupBatch",
+    "GroupPart",
     "ClientOptions",
     "request_id",
     "Durability",
@@ -96,6 +101,10 @@ _HOMES = {
     "KeyspaceClient": "koinon.client",
     "AsyncClient": "koinon.aio",
     "AsyncKeyspaceClient": "koinon.aio",
+    "Group": "koinon.driver.group",
+    "AsyncGroup": "koinon.driver.group",
+    "GroupBatch": "koinon.driver.group",
+    "GroupPart": "koinon.driver.group",
     "ClientOptions": "koinon.options",
     "request_id": "koinon.driver.request_ids",
     "Durability": "koinon.types",

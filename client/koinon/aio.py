@@ -22,6 +22,7 @@ from koinon.driver.client_api import (
     described,
 )
 from koinon.driver.engine import Engine
+from koinon.driver.group import AsyncGroup, GroupArguments
 from koinon.driver.scan_pages import Pages
 from koinon.driver.sharded import AsyncSharded
 from koinon.driver.writes import Load
@@ -134,6 +135,13 @@ class AsyncOperations(InKeyspace, ABC):
         :meth:`koinon.Client.sharded`.
         """
         return AsyncSharded(self, key, shards)
+
+    def group(self, name: str, **arguments: Unpack[GroupArguments]) -> AsyncGroup:
+        """Return a consumer in a group: ``async with client.group("billing") as group: async for
+        batch in group: ...; await batch.commit()``. Arguments are those of :class:`koinon.Group`;
+        the callbacks may be coroutine functions.
+        """
+        return AsyncGroup(self, name, arguments)
 
     async def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
         with load.observed():

@@ -28,6 +28,7 @@ from koinon.driver.batch import Batch
 from koinon.driver.change_feed import ChangeFeed
 from koinon.driver.client_api import ClientApi, InOpenedKeyspace, described
 from koinon.driver.engine import Engine
+from koinon.driver.group import Group, GroupArguments
 from koinon.driver.scan_pages import Pages
 from koinon.driver.sharded import Sharded
 from koinon.driver.writes import Load
@@ -171,6 +172,13 @@ class Operations(ClientApi):
             InvalidArgumentError: too many shards, or the keyspace's router cannot place them apart.
         """
         return Sharded(self, key, shards)
+
+    def group(self, name: str, **arguments: Unpack[GroupArguments]) -> Group:
+        """Return a consumer in a group, whose consumers share the partitions of some keyspaces:
+        ``with client.group("billing") as group: for batch in group: ...; batch.commit()``. See
+        :class:`koinon.Group` for the arguments and docs/groups.md for a consumer.
+        """
+        return Group(self, name, arguments)
 
     def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
         with load.observed():

@@ -84,6 +84,26 @@ class Operations:
         self.operations.append(operation)
 
 
+class PartitionOperations(Operations):
+    """The operations of one batch on keys of one partition, which need not have the same routing
+    bytes: the batch also moves a cursor of the partition.
+    """
+
+    def __init__(self, partition_id: int, known: Partitioner, max_value_bytes: int) -> None:
+        super().__init__(b"\0", known, max_value_bytes)
+        self.partition_id = partition_id
+
+    def _key(self, key: BytesLike) -> bytes:
+        checked = limits.check_key(key)
+        if (own := self._partitioner.partition_of(checked)) != self.partition_id:
+            raise InvalidArgumentError(
+                field="key",
+                reason=f"{checked!r} lies in partition {own}, the changes in {self.partition_id}: "
+                "a batch that moves a cursor writes in the partition of the changes only",
+            )
+        return checked
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitReply:
     """``CommitBatchResponse``, with the results in the form that the caller gets."""

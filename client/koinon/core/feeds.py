@@ -145,5 +145,30 @@ class ChangeBatch:
         return map(Change, self.keys, self.values, self.versions, self.expires_at_ms)
 
 
+class FeedPart(NamedTuple):
+    """The rows of a batch that one partition has advanced by, from ``start`` to before ``end``, and
+    its positions before and after them. A batch may have several parts of a partition.
+    """
+
+    partition_id: int
+    start: int
+    end: int
+    before: PartitionPosition
+    after: PartitionPosition
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+
+def closed_up(parts: Sequence[FeedPart]) -> list[FeedPart]:
+    """Return the parts as they are once all rows between them are gone."""
+    closed: list[FeedPart] = []
+    for part in parts:
+        start = closed[-1].end if closed else 0
+        closed.append(part._replace(start=start, end=start + part.rows))
+    return closed
+
+
 for _shown in (Change, ChangeBatch, FeedPositions):
     _shown.__module__ = "koinon"

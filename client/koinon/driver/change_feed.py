@@ -8,14 +8,14 @@
 A stream waits while the queue is full; gRPC's flow control then holds the node back. The feed keeps
 two positions of each partition: that of the last change read, from which a stream is reopened, and
 that of the last change delivered, which batches carry to the caller. There is one stream for each
-node: a partition that moves to a node joins the others there in a new stream.
+node: a partition that moves to a node, or is added, joins the others there in a new stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -23,7 +23,14 @@ from typing import Any, Final, Literal
 import grpc
 
 from koinon.core import limits
-from koinon.core.feeds import FROM_NOW, ChangeBatch, FeedPositions, PartitionPosition
+from koinon.core.feeds import (
+    FROM_NOW,
+    ChangeBatch,
+    FeedPart,
+    FeedPositions,
+    PartitionPosition,
+    closed_up,
+)
 from koinon.core.retry import final_error
 from koinon.core.scanning import partitions_with
 from koinon.core.target import Target
@@ -34,9 +41,11 @@ from koinon.types import BytesLike
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     ClientClosedError,
+    HistoryBranchedError,
     InvalidArgumentError,
     KoinonError,
     NotSentError,
+    SnapshotNeededError,
     UnknownFateError,
     WrongClusterError,
 )
@@ -56,6 +65,8 @@ TIMEOUT_MS: Final = 60_000
 """The default timeout: a partition that no node serves for this long ends the feed."""
 _EMPTY_BATCH_S = 1.0
 _SILENT_S = 5.0  # a node sends a message every second at least
+_OF_ONE_PARTITION = (SnapshotNeededError, HistoryBranchedError)
+"""Errors that end only the partition that they name."""
 _JOIN_S = 0.01  # partitions that move to a node within this time share a stream
 
 
@@ -66,6 +77,8 @@ class FeedQuery:
     prefix: BytesLike = b""
     since: Since = None
     keys_only: bool = False
+    is_partial: bool = False
+    """True: the feed begins with no partition, and follows those that ``add`` names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,24 +102,42 @@ class _Read:
     """One message of a node, and the partitions' positions after it."""
 
     message: Any
+    parts: list[FeedPart] = field(default_factory=list)
     positions: dict[int, PartitionPosition] = field(default_factory=dict)
     caught_up: set[int] = field(default_factory=set)
     behind: set[int] = field(default_factory=set)  # partitions in a backfill
+    is_cut: bool = False  # the message has rows of partitions that were removed since
+
+    def drop(self, partition_ids: Collection[int]) -> None:
+        """Drop the changes and positions of these partitions."""
+        kept = [part for part in self.parts if part.partition_id not in partition_ids]
+        self.is_cut = self.is_cut or len(kept) < len(self.parts)
+        self.parts = kept
+        for p in partition_ids:
+            self.positions.pop(p, None)
+            self.caught_up.discard(p)
+            self.behind.discard(p)
 
 
 class ChangeFeed:
     """One change feed of one caller. Every call must come from the engine's event loop."""
 
     def __init__(
-        self, engine: Engine, target: Target, query: FeedQuery, timeout_ms: int | None
+        self,
+        engine: Engine,
+        target: Target,
+        query: FeedQuery,
+        timeout_ms: int | None,
+        arrived: asyncio.Event | None = None,
     ) -> None:
+        """``arrived`` is set when ``take`` has a batch or an error to return."""
         self._engine = engine
         self._target = target
         self._prefix = limits.check_key_part("prefix", query.prefix)
         self._keys_only = query.keys_only
         self._timeout_ms = engine.timeout_ms(TIMEOUT_MS if timeout_ms is None else timeout_ms)
         self._begin = self._positions_of(query.since)
-        wanted = partitions_with(self._prefix, target.partitioner)
+        wanted = () if query.is_partial else partitions_with(self._prefix, target.partitioner)
         first = FROM_NOW if query.since == "now" else PartitionPosition()
         known = self._begin.partitions if self._begin is not None else {}
         self._read_to = {p: known.get(p, first) for p in wanted}
@@ -114,11 +145,14 @@ class ChangeFeed:
         self._behind = set(wanted)  # partitions whose delivered changes have not caught up
         self._streams: dict[str, _Stream] = {}
         self._waiting: set[int] = set(wanted)  # partitions without a stream
+        self._outdated: set[str] = set()  # addresses whose streams send removed partitions, too
         self._failing: dict[int, _Failing] = {}
         self._queue: deque[_Read] = deque()
         self._error: BaseException | None = None  # the error that ends the feed
+        self._refused: deque[KoinonError] = deque()  # errors that ended single partitions
         self._opened = self._closed = False
-        self._wake, self._arrived, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._wake, self._room = asyncio.Event(), asyncio.Event()
+        self._arrived = arrived or asyncio.Event()
 
     def _positions_of(self, since: Since) -> FeedPositions | None:
         """Return the positions that the caller starts from, or None.
@@ -152,42 +186,101 @@ class ChangeFeed:
             KoinonError: another error that a retry does not mend.
         """
         self._engine.check_loop()
-        if not self._opened:
-            self._opened = True
-            self._engine.spawn(self._keep_streams_open())
-        was_behind = bool(self._behind)
         deadline = self._engine.now() + _EMPTY_BATCH_S
         while True:
-            while self._queue:
-                read = self._queue.popleft()
-                self._room.set()
-                self._given.update(read.positions)
-                self._behind = (self._behind | read.behind) - read.caught_up
-                if read.message.keys or was_behind != bool(self._behind):
-                    return self._batch(read.message)
-            if self._error is not None:
-                raise self._error
             self._arrived.clear()
+            if (taken := self.take()) is not None:
+                return taken[0]
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._engine.now())):
                     await self._arrived.wait()
             except TimeoutError:
-                return self._batch(feed_pb2.ChangesResponse())
+                return self._batch(_Read(feed_pb2.ChangesResponse()))
+
+    def take(self) -> tuple[ChangeBatch, Sequence[FeedPart]] | None:
+        """Return the next batch that was read, and its parts, or None. Opens the feed at its first
+        call. After SnapshotNeededError and HistoryBranchedError the feed continues without their
+        partition.
+
+        Raises:
+            KoinonError: as ``next``.
+        """
+        if not self._opened:
+            self._opened = True
+            self._engine.spawn(self._keep_streams_open())
+        was_behind = bool(self._behind)
+        while self._queue:
+            read = self._queue.popleft()
+            self._room.set()
+            self._given.update(read.positions)
+            self._behind = (self._behind | read.behind) - read.caught_up
+            if any(part.rows for part in read.parts) or was_behind != bool(self._behind):
+                return self._batch(read), read.parts
+        if self._error is not None:
+            raise self._error
+        if self._refused:
+            raise self._refused.popleft()
+        return None
+
+    @property
+    def positions(self) -> Mapping[int, PartitionPosition]:
+        """The positions after what was delivered, also of partitions without a change since."""
+        return self._given
+
+    @property
+    def caught_up(self) -> bool:
+        """True if no partition has changes to deliver that were there when the feed began."""
+        return not self._behind
+
+    def add(self, positions: Mapping[int, PartitionPosition]) -> None:
+        """Follow these partitions, too, from these positions on."""
+        self._read_to.update(positions)
+        self._given.update(positions)
+        self._behind.update(positions)
+        self._waiting.update(positions)
+        self._wake.set()
+
+    def remove(self, partition_ids: Collection[int]) -> None:
+        """Follow these partitions no more. Nothing of them is delivered any more, not even changes
+        that were read before.
+        """
+        for p in partition_ids:
+            self._read_to.pop(p, None)
+            self._given.pop(p, None)
+            self._failing.pop(p, None)
+        self._behind.difference_update(partition_ids)
+        self._waiting.difference_update(partition_ids)
+        for read in self._queue:
+            read.drop(partition_ids)
+        for address, stream in self._streams.items():
+            if not stream.partition_ids.isdisjoint(partition_ids):
+                stream.partition_ids.difference_update(partition_ids)
+                self._outdated.add(address)
+                self._wake.set()
 
     def close(self) -> None:
         """End the feed and close its streams."""
         self._closed = True
         self._wake.set()
 
-    def _batch(self, message: Any) -> ChangeBatch:
+    def _batch(self, read: _Read) -> ChangeBatch:
+        message = read.message
         values: list[bytes | None] = list(message.values)
         for row in message.deletes:
             values[row] = None
+        keys, versions = list(message.keys), list(message.versions)
+        expires_at_ms = [at or None for at in message.expires_at_ms]
+        if read.is_cut:
+            rows = [row for part in read.parts for row in range(part.start, part.end)]
+            keys, values = [keys[row] for row in rows], [values[row] for row in rows]
+            versions = [versions[row] for row in rows]
+            expires_at_ms = [expires_at_ms[row] for row in rows]
+            read.parts = closed_up(read.parts)
         return ChangeBatch(
-            keys=list(message.keys),
+            keys=keys,
             values=values,
-            versions=list(message.versions),
-            expires_at_ms=[at or None for at in message.expires_at_ms],
+            versions=versions,
+            expires_at_ms=expires_at_ms,
             positions=FeedPositions(
                 self._engine.cluster_id,
                 self._target.keyspace_id,
@@ -225,21 +318,32 @@ class ChangeFeed:
         """
         routing = self._engine.routing()
         self._target.settings(routing)
+        while self._outdated:
+            self._waiting |= await self._end_stream(self._outdated.pop())
+        streamed = {p for stream in self._streams.values() for p in stream.partition_ids}
         by_owner: dict[str, set[int]] = {}
-        for p in self._waiting:
+        for p in self._waiting - streamed:
             by_owner.setdefault(routing.owner_of[p], set()).add(p)
         self._waiting = set()
         for p in by_owner.pop("", ()):
             self._reopen_later((p,), routing.offline(p))
         for address, partition_ids in by_owner.items():
-            former = self._streams.pop(address, None)
-            if former is not None:
-                former.task.cancel()
-                await asyncio.gather(former.task, return_exceptions=True)
-                partition_ids |= former.partition_ids
+            partition_ids |= await self._end_stream(address)
+            partition_ids &= self._read_to.keys()  # some may have been removed meanwhile
+            if not partition_ids:
+                continue
             task = asyncio.create_task(self._read_stream(address, partition_ids))
             task.add_done_callback(self._on_ended)
             self._streams[address] = _Stream(partition_ids, task)
+
+    async def _end_stream(self, address: str) -> set[int]:
+        """End the stream to a node, if there is one; return its partitions."""
+        former = self._streams.pop(address, None)
+        if former is None:
+            return set()
+        former.task.cancel()
+        await asyncio.gather(former.task, return_exceptions=True)
+        return former.partition_ids
 
     def _on_ended(self, task: asyncio.Task[None]) -> None:
         """End the feed if its stream ended with an unexpected exception."""
@@ -308,19 +412,11 @@ class ChangeFeed:
 
     async def _deliver(self, message: Any, partition_ids: set[int]) -> None:
         """Queue a message for the caller once there is room, and advance the read positions."""
-        read = _Read(message)
-        for advance in message.advances:
-            place = advance.position
-            p = place.partition_id
-            read.positions[p] = PartitionPosition(place.sequence, place.bound, place.after_key)
-            if place.bound:
-                read.behind.add(p)
-                read.caught_up.discard(p)
-            elif advance.caught_up:
-                read.caught_up.add(p)
         while len(self._queue) >= QUEUE_MESSAGES:
             self._room.clear()
             await self._room.wait()
+        read = self._read_of(message)
+        read.drop(read.positions.keys() - partition_ids)  # removed meanwhile
         self._queue.append(read)
         self._read_to.update(read.positions)
         self._arrived.set()
@@ -332,6 +428,25 @@ class ChangeFeed:
                 partition_ids.discard(p)
                 self._reopen_later((p,), convert.error_from_proto(error))
 
+    def _read_of(self, message: Any) -> _Read:
+        """Return a message with its parts and positions."""
+        read = _Read(message)
+        row = 0
+        for advance in message.advances:
+            place = advance.position
+            p = place.partition_id
+            after = PartitionPosition(place.sequence, place.bound, place.after_key)
+            before = read.positions.get(p) or self._read_to.get(p, PartitionPosition())
+            read.parts.append(FeedPart(p, row, row + advance.rows, before, after))
+            read.positions[p] = after
+            row += advance.rows
+            if place.bound:
+                read.behind.add(p)
+                read.caught_up.discard(p)
+            elif advance.caught_up:
+                read.caught_up.add(p)
+        return read
+
     def _reopen_later(self, partition_ids: Sequence[int], error: KoinonError) -> None:
         """Reopen the partitions once a newer table arrives or the back-off has passed; end the feed
         if the error is not retriable or the timeout is over.
@@ -342,6 +457,12 @@ class ChangeFeed:
         failing = [self._failing.setdefault(p, _Failing(now)) for p in partition_ids]
         attempts = max(one.attempts for one in failing)
         again = engine.policy.decide(error, attempt=attempts, idempotent=True)
+        if isinstance(error, _OF_ONE_PARTITION):
+            self._refused.append(error)
+            for p in partition_ids:
+                del self._read_to[p], self._failing[p]
+            self._arrived.set()
+            return
         if again is None:
             self._fail(error)
             return
@@ -354,7 +475,7 @@ class ChangeFeed:
             one.attempts += 1
 
         def resume() -> None:
-            self._waiting.update(partition_ids)
+            self._waiting.update(self._read_to.keys() & partition_ids)
             self._wake.set()
 
         engine.discovery.on_news(resume, again, revision, partition_ids)

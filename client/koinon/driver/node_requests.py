@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from koinon.core.cursor_rows import CursorAction
 from koinon.core.exchange import Command, PendingMessage
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
@@ -22,12 +23,12 @@ from koinon.driver.cluster_access import ClusterAccess
 from koinon.driver.resp.link import RespLink
 from koinon.driver.resp.replies import reply_of
 from koinon_proto.contract.errors import KoinonError, NotSentError
-from koinon_proto.v1 import kv_pb2
+from koinon_proto.v1 import groups_pb2, kv_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of ``KeyValue``. ``command`` is its RESP command; None: it has none."""
+    """A method of ``KeyValue`` or ``Cursors``. ``command`` is its RESP command; None: none."""
 
     name: str
     reply: type[Message]
@@ -39,6 +40,12 @@ READ = Method("batch_get", kv_pb2.BatchGetResponse, Command.GET_MANY)
 SCAN = Method("scan", kv_pb2.ScanResponse, Command.SCAN)
 WRITE = Method("batch_write", kv_pb2.BatchWriteResponse, write=True)
 COMMIT = Method("commit_batch", kv_pb2.CommitBatchResponse, write=True)
+COMMIT_WITH_CURSOR = Method("commit_with_cursor", kv_pb2.CommitBatchResponse, write=True)
+CURSORS = {
+    CursorAction.CLAIM: Method("claim_cursors", groups_pb2.ClaimCursorsResponse, write=True),
+    CursorAction.COMMIT: Method("commit_cursors", groups_pb2.CommitCursorsResponse, write=True),
+    CursorAction.READ: Method("read_cursors", groups_pb2.ReadCursorsResponse),
+}
 
 RespLinkOf = Callable[[str, int, Routing], RespLink | None]
 """Returns the RESP link to an address, for operations in the keyspace of this id, or None."""

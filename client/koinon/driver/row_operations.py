@@ -14,6 +14,7 @@ from typing import Any
 
 from koinon.core import limits
 from koinon.core.atomic import CommitOperation, Operations
+from koinon.core.cursor_rows import CommitWithCursor, CursorRows
 from koinon.core.operations import Call, ReadRows, RowsOperation, WriteRows
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.core.target import Target
@@ -21,11 +22,18 @@ from koinon.driver import request_ids
 from koinon.driver.cluster_access import ClusterAccess
 from koinon.driver.node_requests import (
     COMMIT,
+    COMMIT_WITH_CURSOR,
+    CURSORS,
     READ,
     WRITE,
     NodeRequests,
     RespLinkOf,
     outcome_as,
+)
+from koinon.driver.rpc.group_messages import (
+    commit_with_cursor_request,
+    cursor_reply,
+    cursor_request,
 )
 from koinon.driver.rpc.kv_messages import (
     commit_reply,
@@ -85,6 +93,12 @@ class RowOperations:
         if isinstance(operation, WriteRows):
             method, as_reply = WRITE, write_reply
             request = write_request(operation, call, cluster_id)
+        elif isinstance(operation, CursorRows):
+            method, as_reply = CURSORS[operation.work.action], cursor_reply
+            request = cursor_request(operation, call, cluster_id)
+        elif isinstance(operation, CommitWithCursor):
+            request = commit_with_cursor_request(operation, call, cluster_id)
+            method, as_reply = COMMIT_WITH_CURSOR, partial(commit_reply, request.batch)
         elif isinstance(operation, CommitOperation):
             request = commit_request(operation, call, cluster_id)
             method, as_reply = COMMIT, partial(commit_reply, request)

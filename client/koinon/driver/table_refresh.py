@@ -80,6 +80,11 @@ class TableRefresh:
         self._source = TableRequests(seeds, router)
         self._closed = False
 
+    @property
+    def seeds(self) -> Sequence[str]:
+        """The addresses that the program has named."""
+        return self._seeds
+
     # --- waiting for a change -------------------------------------------------------------------
 
     def on_news(

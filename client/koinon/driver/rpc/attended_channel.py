@@ -22,7 +22,14 @@ from koinon.driver.rpc.channels import CONNECT_S_MAX, open_channel
 from koinon_proto.contract.errors import KoinonError, UnsupportedVersionError
 from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server import rpc
-from koinon_proto.v1 import admin_pb2_grpc, feed_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
+from koinon_proto.v1 import (
+    admin_pb2_grpc,
+    feed_pb2_grpc,
+    groups_pb2_grpc,
+    kv_pb2,
+    kv_pb2_grpc,
+    table_pb2_grpc,
+)
 
 READY = grpc.ChannelConnectivity.READY
 _FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
@@ -55,6 +62,11 @@ class Connection:
         self.get_table = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel).GetTable
         self.get_status = cast(Any, admin_pb2_grpc.AdminStub)(self._channel).GetStatus
         self.changes = cast(Any, feed_pb2_grpc.FeedStub)(self._channel).Changes
+        cursors = cast(Any, groups_pb2_grpc.CursorsStub)(self._channel)
+        self.claim_cursors, self.commit_cursors = cursors.Claim, cursors.Commit
+        self.read_cursors, self.commit_with_cursor = cursors.Read, cursors.CommitBatch
+        groups = cast(Any, groups_pb2_grpc.GroupsStub)(self._channel)
+        self.attend_group, self.leave_group = groups.Attend, groups.Leave
         self._attend = kv.Attend
         self._on_leaving = on_leaving
         self._attendance: Any = None  # the Attend call, once it was answered

@@ -136,6 +136,12 @@ class Link:
         """Return a ``ClusterStatus`` or the error."""
         return await self._call_when_reached("get_status", request, timeout_s)
 
+    async def ask_group(self, method: str, request: Any, timeout_s: float) -> Any:
+        """Call a method of ``Groups``, by its name in ``attended_channel``; return the reply or the
+        error.
+        """
+        return await self._call_when_reached(method, request, timeout_s)
+
     async def _call_when_reached(self, method: str, request: Any, timeout_s: float) -> Any:
         """Call a method that may be repeated, so that it needs no permission to send."""
         connection = self._connection

@@ -1,0 +1,185 @@
+"""Consumers of groups at real nodes, beside a stand-in that grants them partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import koinon
+from koinon.client import Client
+from koinon.local import LocalCluster
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    MemberFencedError,
+    StaleGenerationError,
+)
+from koinon_proto.partitioner import partitioner
+from tests.client.kit.scripted_groups import ScriptedGroups, scripted_groups
+
+PARTITION_OF = partitioner("murmur2", 1024).partition_of
+KEYS = [b"group/%d" % n for n in range(400)]
+P, Q = PARTITION_OF(KEYS[0]), PARTITION_OF(KEYS[1])
+
+
+@pytest.fixture
+def groups() -> Iterator[ScriptedGroups]:
+    with scripted_groups() as running:
+        yield running
+
+
+def next_changes(group: Any) -> Any:
+    """Return the next batch with changes."""
+    while not len(batch := next(group)):
+        pass
+    return batch
+
+
+def wait_owning(group: Any) -> None:
+    while not group.partitions:
+        next(group)
+
+
+def test_new_owner_begins_where_the_former_has_committed(
+    client: Client, groups: ScriptedGroups
+) -> None:
+    key = KEYS[0]
+    client.put(key, b"1")
+    groups.grant("a", P, generation=1)
+    told: list[Any] = []
+    with client.group(
+        "g",
+        member="a",
+        start="now",
+        on_granted=lambda partitions: told.append(("granted", partitions)),
+        on_revoked=lambda partitions: told.append(("revoked", partitions)),
+    ) as first:
+        wait_owning(first)
+        assert told == [("granted", [P])]
+        client.put(key, b"2")
+        batch = next_changes(first)
+        assert [(c.key, c.value) for c in batch] == [(key, b"2")]
+        assert (batch.partitions, first.partitions) == ([P], [P])
+        batch.commit()
+        client.put(key, b"3")
+        next_changes(first)
+        groups.grant("a", Q, generation=2)
+        while ("revoked", [P]) not in told:
+            next(first)
+        next(first)
+        groups.wait_held("a", *sorted((Q,)))
+        groups.grant("b", P, generation=3)
+        with client.group("g", member="b", start="now") as second:
+            assert next_changes(second).values == [b"3"], "it was not committed"
+
+
+def test_replaced_owner_commits_nothing_although_it_was_told_nothing(
+    client: Client, groups: ScriptedGroups
+) -> None:
+    key = KEYS[2]
+    p = PARTITION_OF(key)
+    groups.grant("a", p, generation=1)
+    groups.grant("b", p, generation=2)
+    with client.group("h", member="a", start="now") as zombie:
+        wait_owning(zombie)
+        client.put(key, b"1")
+        late = next_changes(zombie)
+        with client.group("h", member="b", start="now") as owner:
+            assert next_changes(owner).values == [b"1"]
+            with pytest.raises(StaleGenerationError):
+                late.commit()
+            (part,) = late.parts()
+            with pytest.raises(StaleGenerationError):
+                part.batch().increment(key).commit()
+            next(zombie)
+            assert zombie.partitions == []
+    assert client.get(key) == b"1"
+
+
+def test_results_are_written_with_the_position_once(client: Client, groups: ScriptedGroups) -> None:
+    others = (b"count/%d" % n for n in itertools.count())
+    counted = next(key for key in others if PARTITION_OF(key) == P)
+    mine = [KEYS[0], *itertools.islice((k for k in others if PARTITION_OF(k) == P), 2)]
+    groups.grant("a", P, generation=1)
+    with client.group("r", member="a", start="now") as group:
+        wait_owning(group)
+        for key in mine:
+            client.put(key, b"x")
+        seen = 0
+        while seen < len(mine):
+            for part in next_changes(group).parts(at_most=1):
+                if part.keys == [counted]:
+                    continue  # the count's own change
+                assert len(part) == 1
+                count = part.batch().increment(counted)
+                holding = group._consumer.membership.holdings[P]
+                before = holding.committed
+                count.commit()
+                holding.committed = before  # as after a reply that was lost
+                count.commit()
+                with pytest.raises(InvalidArgumentError):
+                    count.commit()
+                seen += len(part)
+    assert client.get(counted) == b"%d" % seen
+
+
+def test_silent_coordinators_end_the_session(client: Client, groups: ScriptedGroups) -> None:
+    groups.grant("a", P, generation=1)
+    with client.group("s", member="a", session_ms=1_000) as group:
+        wait_owning(group)
+        groups.is_silent = True
+        while group.partitions:
+            next(group)
+        groups.is_silent = False
+        groups.grant("a", P, generation=2)
+        wait_owning(group)
+
+
+def test_pause_and_resume(client: Client, groups: ScriptedGroups) -> None:
+    groups.grant("a", P, generation=1)
+    with client.group("p", member="a", start="now") as group:
+        wait_owning(group)
+        group.pause([P])
+        client.put(KEYS[0], b"paused")
+        assert not len(next(group))
+        assert group.partitions == [P]
+        group.resume([P])
+        assert next_changes(group).values[-1] == b"paused"
+        group.begin_again(P)
+        assert KEYS[0] in next_changes(group).keys
+
+
+def test_member_is_fenced_by_its_name(client: Client, groups: ScriptedGroups) -> None:
+    groups.refusal = MemberFencedError(group="f", member_id="a")
+    with client.group("f", member="a") as group, pytest.raises(MemberFencedError):
+        next(group)
+
+
+async def test_asyncio_group(cluster: LocalCluster, groups: ScriptedGroups) -> None:
+    told: list[Any] = []
+
+    async def on_granted(partitions: Any) -> None:
+        await asyncio.sleep(0)
+        told.append(partitions)
+
+    async with (
+        koinon.aio.connect(cluster.coordinators) as client,
+        client.group("x", start="now", on_granted=on_granted) as group,
+    ):
+        groups.grant(group.member_id, P, generation=1)
+        async for _ in group:
+            if told:
+                break
+        await client.put(KEYS[0], b"async")
+        async for batch in group:
+            if len(batch):
+                break
+        assert list(batch)[-1].value == b"async"
+        await batch.commit()
+        await group.commit()
+        assert told == [[P]]
+        member = group.member_id
+    assert groups.left == [member]
