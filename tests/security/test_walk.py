@@ -158,12 +158,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             yield Walk(servers, found, keyspaces)
 
 
-NOT_SERVED_YET = tuple(f"/koinon.v1.{service}/" for service in ("Groups",))
-METHODS = {
-    path
-    for path in method_permissions.RULES.keys() - method_permissions.STREAMS
-    if not path.startswith(NOT_SERVED_YET)
-}
+METHODS = set(method_permissions.RULES) - method_permissions.STREAMS
 """Those of gRPC; test_peer_port has the streams."""
 
 

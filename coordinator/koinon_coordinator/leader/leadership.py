@@ -6,7 +6,7 @@ its soft state is kept, and the next leader begins by giving every node a full s
 
 Its parts: ``members`` (registrations, heartbeats, fences, primaries' proposals), ``mover`` (moves,
 re-replication), ``admin_requests`` (operators' requests), ``access`` (users, roles, tokens),
-``keyspaces`` and ``loading`` (bulk loads).
+``keyspaces``, ``loading`` (bulk loads) and ``groups`` (of consumers).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from koinon_coordinator.core.cluster.commands import CreateCluster
 from koinon_coordinator.leader.access_changes import AccessChanges
 from koinon_coordinator.leader.admin_requests import AdminRequests
 from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
+from koinon_coordinator.leader.group_sharing import GroupSharing
 from koinon_coordinator.leader.keyspace_changes import KeyspaceChanges
 from koinon_coordinator.leader.loading import Loading
 from koinon_coordinator.leader.membership import Members
@@ -71,6 +72,7 @@ class Leadership:
             self.term, times, self.members.behind_in_table, self.members.has_erased
         )
         self.loading = Loading(self.term, pause_s=pause_s)
+        self.groups = GroupSharing(self.term, times)
 
     # --- the term -----------------------------------------------------------------------------
 
@@ -101,6 +103,7 @@ class Leadership:
         self.mover.tick(now)
         self.loading.tick(now)
         self.keyspaces.tick()
+        self.groups.tick(now)
 
     def _next_tick_s(self) -> float:
         """Return how long to wait: until the next session may end, within bounds."""

@@ -1,5 +1,6 @@
 """The services for nodes and clients. They convert messages; other modules make all decisions.
-``admin_service.py`` has the operators' service, ``loads_service.py`` that of bulk loads.
+``admin_service.py`` has the operators' service, ``loads_service.py`` that of bulk loads,
+``groups_service.py`` that of consumer groups.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.decide.registrations import Registration, Sender
 from koinon_coordinator.leader.membership import NodeReport
 from koinon_coordinator.services.admin_service import CALLS_MAX, PROGRESS, AdminService
+from koinon_coordinator.services.groups_service import GroupsService
 from koinon_coordinator.services.loads_service import LoadsService
 from koinon_coordinator.wire.updates import AccessCache, UpdateCache
 from koinon_proto.contract.bounds import check
@@ -41,6 +43,8 @@ from koinon_proto.v1 import (
     access_pb2,
     admin_pb2,
     admin_pb2_grpc,
+    groups_pb2,
+    groups_pb2_grpc,
     loads_pb2,
     loads_pb2_grpc,
     membership_pb2,
@@ -61,6 +65,7 @@ SERVICES = tuple(
         (table_pb2, "TableService"),
         (admin_pb2, "Admin"),
         (loads_pb2, "Loads"),
+        (groups_pb2, "Groups"),
         (raft_pb2, "Raft"),
     )
 )
@@ -377,4 +382,5 @@ def add_services(
     table_pb2_grpc.add_TableServiceServicer_to_server(TableService(coordinator, updates), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, updates), server)
     loads_pb2_grpc.add_LoadsServicer_to_server(LoadsService(coordinator, updates), server)
+    groups_pb2_grpc.add_GroupsServicer_to_server(GroupsService(coordinator), server)
     return members

@@ -38,6 +38,8 @@ _ALWAYS = (
     *("/koinon.v1.Admin/", "/koinon.v1.Membership/Register", "/koinon.v1.Membership/Leave"),
     *("/koinon.v1.Loads/OpenLoad", "/koinon.v1.Loads/CommitLoad", "/koinon.v1.Loads/AbortLoad"),
     *("/koinon.v1.Loads/EmptyKeyspace", "redis:FLUSHDB", "redis:FLUSHALL"),
+    *("/koinon.v1.Groups/RaiseGeneration", "/koinon.v1.Groups/DeleteGroup"),
+    *("/koinon.v1.Cursors/Reset", "/koinon.v1.Cursors/Delete"),
     "/koinon.v1.Backup/ReleaseCut",  # a backup's data is read from then on
 )
 _SEEN_OFTEN = ("/koinon.v1.Admin/GetStatus", "/koinon.v1.Admin/GetMoves")

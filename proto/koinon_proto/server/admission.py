@@ -481,6 +481,13 @@ def trust() -> None:
         call.trust()
 
 
+def wait_apart() -> None:
+    """Note that the current call waits for news, with limits of its own; see Call.streams."""
+    call = handling.get()
+    if call is not None:
+        call.streams()
+
+
 def too_slow() -> UnavailableError:
     """Return the error for a caller whose message did not arrive in time."""
     return UnavailableError(reason="the request did not arrive in time; nothing was done")
