@@ -137,6 +137,8 @@ def command_line() -> Callable[[], NoReturn]:
     if arguments and arguments[0] in PASSED_THROUGH:
         _become(PASSED_THROUGH[arguments[0]][0], arguments[1:])
     called = arguments[0] if arguments else ""
+    if called in ("version", "--version"):
+        return partial(run, make_app(()))
     only = [module for module, commands in MODULES.items() if called in commands]
     return partial(run, make_app(only or MODULES))
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from koinon.certs.authority import CLOCK_SKEW
 from koinon.cli.console.command import Session, Yes, command, default_command, duration_ms
 from koinon.cli.console.help import Group
 from koinon.cli.console.reply import Cell, Column, Reply, Styled, Table
@@ -228,6 +227,8 @@ def unblock(session: Session, name: Name) -> Reply:
 @command(users_app, examples=["admin users expire-certificates etl"])
 def expire_certificates(session: Session, name: Name) -> Reply:
     """Refuse all certificates of a user that were issued before now; then issue a new one."""
+    from koinon.certs.authority import CLOCK_SKEW  # with cryptography, which only this one needs
+
     # the start of validity of a certificate issued now
     now = int(time.time()) - int(CLOCK_SKEW.total_seconds())
     return _alter(
