@@ -159,7 +159,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("JAVA_HOME", str(java.find_java(spark_version=pyspark.__version__).home))
-        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        tree = Path(__file__).parents[1]
+        patch.setenv("PYTHONPATH", f"{environment()['PYTHONPATH']}{os.pathsep}{tree}")
         session = (
             SparkSession.builder.master("local[2,2]")  # a task that fails is tried once more
             .config("spark.ui.enabled", "false")
@@ -172,6 +173,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.sql.codegen.wholeStage", "false")  # jobs end before it pays
             .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
             .config("spark.local.dir", str(scratch))
+            .config("spark.python.daemon.module", "tests.spark.warm_workers")
             .getOrCreate()
         )
         session.sparkContext.setLogLevel("OFF")

@@ -19,7 +19,7 @@ from .history import History, Kind
 
 KEYS = 300
 POLL_S = 0.002
-PAUSE_S = 0.01
+PAUSE_S = 0.02
 FULL_PAUSE_S = 0.002
 TIMEOUT_MS = 15_000
 

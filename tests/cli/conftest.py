@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.cli.console import output
 from koinon.cli.operate import following, verify
 from koinon_proto.contract.table import NodeNumber
 from tests.cli.fake_operator import FakeOperator
+from tests.kit.command_line import koinon_app
 
 Run = Callable[..., Any]
 
@@ -41,7 +41,7 @@ def koinon(operator: FakeOperator, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(*arguments: str, typed: str | None = None) -> Any:
         monkeypatch.setattr(output, "somebody_is_there", lambda: typed is not None)
         where = ["--coordinators", operator.address]
-        return CliRunner().invoke(make_app(), ["admin", *arguments, *where], input=typed)
+        return CliRunner().invoke(koinon_app(), ["admin", *arguments, *where], input=typed)
 
     return run
 

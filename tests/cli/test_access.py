@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from koinon.certs.authority import CLOCK_SKEW
-from koinon.cli.app import make_app
 from koinon.cli.console.command import USAGE
 from koinon.operate.admin import Admin
 from koinon.operate.unknown_outcomes import ChangeFateError
 from koinon_proto.contract.access import Access, Action, Effect, Grant, Role, parse_token
 from koinon_proto.v1 import admin_pb2
 from tests.cli.fake_operator import FakeOperator
+from tests.kit.command_line import koinon_app
 
 Run = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def koinon(operator: FakeOperator, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run(line: str, *more: str, code: int | None = 0) -> Any:
         arguments = ["admin", *line.split(), *more, "--coordinators", operator.address]
-        result = CliRunner().invoke(make_app(), arguments)
+        result = CliRunner().invoke(koinon_app(), arguments)
         is_as_said = result.exit_code == code or (code is None and result.exit_code)
         assert is_as_said, (line, result.output, result.stderr)
         return json.loads(result.stdout) if "--json" in arguments else result

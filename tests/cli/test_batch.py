@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.local import LocalCluster, Setup
 from tests.client.kit.fake_cluster import FakeCluster
 from tests.kit.clusters import running_cluster
+from tests.kit.command_line import koinon_app
 
 Run = Callable[..., Any]
 
@@ -34,7 +34,7 @@ def batch(routed: LocalCluster, tmp_path: Path) -> Run:
         file.write_text(text)
         source = [] if "-" in options else [str(file)]
         arguments = ["batch", *source, *options, "--coordinators", routed.coordinators]
-        return CliRunner().invoke(make_app(), arguments, input=text)
+        return CliRunner().invoke(koinon_app(), arguments, input=text)
 
     return run
 
@@ -149,7 +149,7 @@ def test_no_operations_and_no_file_end_with_2(batch: Run, tmp_path: Path) -> Non
     ended = batch(["", ""])
     assert ended.exit_code == 2
     assert "has no operations" in ended.stderr
-    ended = CliRunner().invoke(make_app(), ["batch", str(tmp_path / "missing")])
+    ended = CliRunner().invoke(koinon_app(), ["batch", str(tmp_path / "missing")])
     assert ended.exit_code == 2
     assert "No such file" in ended.stderr
 
@@ -163,7 +163,7 @@ def test_unknown_fate_says_that_all_or_nothing_was_written(
         file = tmp_path / "batch.jsonl"
         file.write_text('{"increment": "n"}')
         where = ["--coordinators", cluster.seeds]
-        ended = CliRunner().invoke(make_app(), ["batch", str(file), *where])
+        ended = CliRunner().invoke(koinon_app(), ["batch", str(file), *where])
     finally:
         cluster.close()
     assert ended.exit_code == 3

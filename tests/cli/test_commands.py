@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.local import LocalCluster
 from koinon.operate.judge.health import problems
 from tests.conftest import ClusterFactory
+from tests.kit.command_line import koinon_app
 from tests.kit.forked import Forked
 
 Run = Callable[..., "subprocess.CompletedProcess[Any]"]
@@ -193,14 +193,14 @@ def test_wrong_usage_ends_with_2_and_no_traceback(
 ) -> None:
     """In this process; the tests below do some of it in processes of their own."""
     environment = {"KOINON_COORDINATORS": cluster.coordinators}
-    ended = CliRunner().invoke(make_app(), arguments, env=environment)
+    ended = CliRunner().invoke(koinon_app(), arguments, env=environment)
     assert ended.exit_code == 2, ended.output
     assert ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 def test_state_file_that_holds_no_positions_is_named() -> None:
-    ended = CliRunner().invoke(make_app(), ["watch", "--state", __file__])
+    ended = CliRunner().invoke(koinon_app(), ["watch", "--state", __file__])
     assert ended.exit_code == 2
     assert "--state" in ended.stderr
     assert "--since" not in ended.stderr

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.local import LocalCluster
 from koinon_proto.process.child_python import module_command
+from tests.kit.command_line import koinon_app
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -67,7 +67,7 @@ def test_wrong_usage_ends_with_2_before_spark_is_started(
     """In this process; what is missing is looked for in processes of their own."""
     given = [argument.format(users=users) for argument in arguments]
     environment = {"KOINON_COORDINATORS": NOWHERE, "COLUMNS": "200"}
-    ended = CliRunner().invoke(make_app(), ["ingest", *given], env=environment)
+    ended = CliRunner().invoke(koinon_app(), ["ingest", *given], env=environment)
     assert ended.exit_code == 2, ended.output
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr

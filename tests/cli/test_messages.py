@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.cli.console.command import message_of
 from koinon.cli.console.units import as_given
 from koinon.operate.wording import duration_text
@@ -15,6 +14,7 @@ from koinon_proto.contract.errors import (
     StorageFullError,
     UnavailableError,
 )
+from tests.kit.command_line import koinon_app
 
 DAY_MS = 86_400_000
 
@@ -69,7 +69,7 @@ def test_error_speaks_of_options_in_the_units_that_are_typed(
     ],
 )
 def test_argument_that_begins_with_a_dash_is_told_where_it_goes(arguments: str, hint: str) -> None:
-    ended = CliRunner().invoke(make_app(), arguments.split(), prog_name="koinon")
+    ended = CliRunner().invoke(koinon_app(), arguments.split(), prog_name="koinon")
     said = " ".join(ended.stderr.replace("│", " ").split())
     assert ended.exit_code == 2
     assert "No such option" in said
@@ -78,7 +78,7 @@ def test_argument_that_begins_with_a_dash_is_told_where_it_goes(arguments: str, 
 
 def test_version_is_a_command_too() -> None:
     commanded, asked = (
-        CliRunner().invoke(make_app(), [word], prog_name="koinon")
+        CliRunner().invoke(koinon_app(), [word], prog_name="koinon")
         for word in ("version", "--version")
     )
     assert commanded.exit_code == asked.exit_code == 0

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.operate.judge.hotspots import (
     MEASURES,
     READS,
@@ -27,6 +26,7 @@ from koinon.operate.judge.sizing import size
 from koinon.operate.traffic import Survey
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.contract.keyspaces import KeyspaceList
+from tests.kit.command_line import koinon_app
 from tests.kit.tables import config_of, node_of, row_of, table_with
 
 
@@ -61,12 +61,12 @@ def test_what_no_cluster_can_have_is_refused(peak_mb_s: float) -> None:
 
 def test_command_says_the_number_its_reasons_and_what_it_costs() -> None:
     arguments = ["admin", "size", "--peak-mb-s", "400", "--rows", "2000000000", "--nodes", "12"]
-    ended = CliRunner().invoke(make_app(), arguments)
+    ended = CliRunner().invoke(koinon_app(), arguments)
     assert ended.exit_code == 0, ended.output
     assert ended.stdout.startswith("256 partitions")
     for words in ("--partitions 256", "7,812,500 rows", "leads 22 and holds 64 copies", "7.2 kB"):
         assert words in ended.stdout
-    answer = json.loads(CliRunner().invoke(make_app(), [*arguments, "--json"]).stdout)
+    answer = json.loads(CliRunner().invoke(koinon_app(), [*arguments, "--json"]).stdout)
     assert (answer["partitions"], answer["for_peak"], answer["for_nodes"]) == (256, 16, 256)
 
 

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.cli.console import output, progress_bar
 from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.contract.keyspaces import KeyspaceId, KeyspaceList
@@ -32,6 +31,7 @@ from koinon_proto.contract.table import NodeNumber, NodeStatus, OfflineReason
 from koinon_proto.v1 import admin_pb2, loads_pb2
 from tests.cli.conftest import kinds, three
 from tests.cli.fake_operator import LOST, FakeOperator
+from tests.kit.command_line import koinon_app
 
 FILES = Path(__file__).parent / "transcripts"
 WIDTH = 110
@@ -146,7 +146,9 @@ def played(
         names["there"](asks)
         arguments = shlex.split(command)
         answer = "".join(f"{word}\n" for word in typed.split()) if asks else None
-        result = CliRunner().invoke(make_app(), [*arguments, *at], input=answer, prog_name="koinon")
+        result = CliRunner().invoke(
+            koinon_app(), [*arguments, *at], input=answer, prog_name="koinon"
+        )
         if result.exception and not isinstance(result.exception, SystemExit):
             raise result.exception
         for printed in shown(result, "--json" in arguments):

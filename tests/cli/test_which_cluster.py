@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.cli.console import which_cluster
 from koinon.cli.console.which_cluster import USUAL_COORDINATORS, default_coordinators
 from koinon.local import cluster_files as files
 from koinon.local.cluster_files import ClusterFile, ClusterStoppedError, Member
 from koinon.local.processes import ProcessIdentity, identify
+from tests.kit.command_line import koinon_app
 
 MEMBERS = {
     "c1": Member(kind="coordinator", address="127.0.0.1:1"),
@@ -94,7 +94,7 @@ def test_addresses_of_coordinators_that_do_not_run_are_left_out(
 def test_option_that_names_a_target_and_is_empty_is_refused(
     command: list[str], option: str
 ) -> None:
-    ended = CliRunner().invoke(make_app(), [*command, option, ""], env={"COLUMNS": "200"})
+    ended = CliRunner().invoke(koinon_app(), [*command, option, ""], env={"COLUMNS": "200"})
     assert ended.exit_code == 2
     assert option in ended.stderr
     assert "is empty" in ended.stderr
@@ -114,7 +114,7 @@ def test_option_that_names_a_target_and_is_empty_is_refused(
 def test_variable_that_names_a_target_and_is_empty_is_refused(
     command: list[str], variable: str
 ) -> None:
-    ended = CliRunner().invoke(make_app(), command, env={variable: ""})
+    ended = CliRunner().invoke(koinon_app(), command, env={variable: ""})
     assert ended.exit_code == 2
     assert f"the variable {variable} is set and empty" in ended.stderr
 
@@ -123,7 +123,7 @@ def test_command_for_a_cluster_that_does_not_run_ends_as_not_available(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KOINON_DATA", str(remember(tmp_path / "mine")))
-    ended = CliRunner().invoke(make_app(), ["put", "k", "v"])
+    ended = CliRunner().invoke(koinon_app(), ["put", "k", "v"])
     assert ended.exit_code == 3
     assert "does not run" in ended.stderr
 
@@ -133,6 +133,6 @@ def test_data_directory_that_is_no_directory_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KOINON_DATA", str(tmp_path / "file"))
-    ended = CliRunner().invoke(make_app(), ["get", "k"])
+    ended = CliRunner().invoke(koinon_app(), ["get", "k"])
     assert ended.exit_code == 2
     assert ended.stderr == f"koinon: {tmp_path}/file/cluster.json: Not a directory\n"

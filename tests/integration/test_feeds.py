@@ -46,14 +46,15 @@ def started(make_cluster: ClusterFactory, factor: int, **how: int) -> LocalClust
     return cluster
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("factor", [3, 1])
-def test_copy_is_whole_after_each_node_was_killed(
-    make_cluster: ClusterFactory, factor: int
+def test_copy_is_whole_after_nodes_were_killed(
+    make_cluster: ClusterFactory, factor: int, kills: int
 ) -> None:
     cluster = started(make_cluster, factor)
-    with FeedCopy(cluster.client) as copy, cluster.client() as client:
+    with FeedCopy(cluster.client, restart_after=100) as copy, cluster.client() as client:
         with RecordedLoad(cluster.client) as load:
-            for name in cluster.node_names:
+            for name in cluster.node_names[:kills]:
                 load.wait_for_progress()
                 cluster.kill(name)
                 if factor > 1:

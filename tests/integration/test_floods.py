@@ -122,7 +122,7 @@ def flooding(
             process.kill()
 
 
-SHORT = ("sets_without_reading", "refused_bulk", "refused_command")
+SHORT = ("sets_without_reading",)
 REDIS = [
     name if name in SHORT else pytest.param(name, marks=pytest.mark.long)
     for name in ATTACKS

@@ -115,6 +115,7 @@ def test_node_whose_disk_hangs_leads_nothing_until_it_answers(cluster: LocalClus
     wait_until(lambda: not problems(cluster.status()), "all is well")
 
 
+@pytest.mark.long  # the simulation has hanging disks of both kinds
 def test_node_whose_store_does_not_catch_up_with_its_log_leads_nothing_until_it_does(
     logged: LocalCluster,
 ) -> None:

@@ -21,8 +21,13 @@ def coordinators() -> Iterator[str]:
         yield cluster.coordinators
 
 
-@pytest.mark.parametrize("transport", ["auto", "grpc"])
-@pytest.mark.parametrize("again", [0, 2])
+@pytest.mark.parametrize(
+    ("transport", "again"),
+    [
+        *(("auto", 0), ("grpc", 2)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("auto", 2), ("grpc", 0))),
+    ],
+)
 def test_only_the_programs_own_exception_comes_out_and_later_calls_are_right(
     coordinators: str, transport: str, again: int
 ) -> None:

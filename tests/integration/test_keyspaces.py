@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import koinon
-from koinon.cli.app import make_app
 from koinon.client import Client, KeyspaceClient
 from koinon.driver.engine import Engine
 from koinon.local import LocalCluster
@@ -23,6 +22,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.partitioner import partitioner_of
+from tests.kit.command_line import koinon_app
 from tests.kit.waiting import wait_until
 
 KEYS = 300
@@ -305,7 +305,7 @@ def expires_in_ms(client: Client | KeyspaceClient, key: bytes) -> float:
 def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> None:
     def koinon_command(*arguments: str, code: int = 0) -> str:
         environment = {"KOINON_COORDINATORS": cluster.coordinators, "COLUMNS": "200"}
-        ended = CliRunner().invoke(make_app(), arguments, env=environment)
+        ended = CliRunner().invoke(koinon_app(), arguments, env=environment)
         assert ended.exit_code == code, ended.output
         return ended.stdout
 

@@ -21,6 +21,11 @@ KEYS = [b"k%d" % n for n in range(400)]
 ROWS_OF_ANOTHER = 60_000
 """Of a keyspace that is dropped: so many that a copy of half of them is not erased in a moment."""
 LOGS = ["on", "off"]  # a write-ahead log in front of the store
+COPIED = [
+    *((False, "on"), (True, "off")),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in ((True, "on"), (False, "off"))),
+]
+"""Whether the node was stopped when its directory was copied, and whether it has a log."""
 
 
 def started(make_cluster: ClusterFactory, copies: int, log: str, nodes: int = 2) -> LocalCluster:
@@ -65,8 +70,7 @@ def old_store(status: ClusterStatus) -> str:
     return "" if session is None else session.old_store
 
 
-@pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(("stopped", "log"), COPIED)
 def test_old_copy_beside_others_catches_up_and_is_named(
     make_cluster: ClusterFactory, tmp_path: Path, stopped: bool, log: str
 ) -> None:
@@ -93,8 +97,7 @@ def test_old_copy_beside_others_catches_up_and_is_named(
     assert ("store is an old copy" if stopped else "store is not the one known") in leader_log
 
 
-@pytest.mark.parametrize("log", LOGS)
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(("stopped", "log"), COPIED)
 def test_old_copy_of_the_only_one_serves_nothing_and_the_newer_one_is_taken_back(
     make_cluster: ClusterFactory, tmp_path: Path, stopped: bool, log: str
 ) -> None:
@@ -114,7 +117,7 @@ def test_old_copy_of_the_only_one_serves_nothing_and_the_newer_one_is_taken_back
     assert any(one.startswith("8 partitions lost every in-sync copy") for one in problems(status))
     rows = table_of(status).used_rows
     assert all(row.status is PartitionStatus.ONLINE for row in rows if not row.offline_reason)
-    with cluster.client(timeout_ms=1_000) as client:
+    with cluster.client(timeout_ms=300) as client:
         for key in KEYS[:20]:
             try:
                 assert client.get(key) == b"new"

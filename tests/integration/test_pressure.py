@@ -36,7 +36,7 @@ GARBAGE = (
     b"\x00" * 64,
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff",
 )
-BURN_S = 10.0
+BURN_S = 6.0  # longer than a session
 FLOOD_BATCHES = 12
 FLOOD_ROWS = 60_000
 REFUSED_WITHIN_S = 45.0  # less than a call may take

@@ -13,7 +13,6 @@ import redis
 from typer.testing import CliRunner
 
 from koinon import aio
-from koinon.cli.app import make_app
 from koinon.client import Client
 from koinon.core.atomic import Operation
 from koinon.local import LocalCluster, Setup
@@ -21,6 +20,7 @@ from koinon.local.cluster_files import LocalClusterError
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.partitioner import partitioner
 from tests.kit.clusters import running_cluster
+from tests.kit.command_line import koinon_app
 
 CITIES = 7
 ROWS = {b"city%d/driver%03d" % (n % CITIES, n): b"v%d" % n for n in range(700)}
@@ -44,7 +44,7 @@ def routed(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 def run(cluster: LocalCluster, *arguments: str) -> str:
     at = ["--coordinators", cluster.coordinators]
-    ended = CliRunner().invoke(make_app(), [*arguments, *at])
+    ended = CliRunner().invoke(koinon_app(), [*arguments, *at])
     assert ended.exit_code == 0, ended.output
     return ended.stdout
 

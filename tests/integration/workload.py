@@ -13,9 +13,9 @@ from koinon_proto.contract.errors import KoinonError
 from tests.kit.threads import Beside
 
 BATCH_ROWS = 200
-PAUSE_S = 0.002
-BATCH_PAUSE_S = 0.02
-"""Some 5,000 rows a second: the tests that use up a machine do so by other means."""
+PAUSE_S = 0.008
+BATCH_PAUSE_S = 0.05
+"""Some 3,000 rows a second: the tests that use up a machine do so by other means."""
 
 
 class Workload(Beside):

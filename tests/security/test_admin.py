@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import koinon
-from koinon.cli.app import make_app
 from koinon_proto.contract.errors import PermissionDeniedError, UnauthenticatedError
 from koinon_proto.security.bundle import BundleFile
 from koinon_proto.security.names import Kind
+from tests.kit.command_line import koinon_app
 from tests.security.servers import Servers, serving
 
 
@@ -31,7 +31,7 @@ def as_root(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def admin(*arguments: str, code: int = 0) -> str:
-    ended = CliRunner().invoke(make_app(), ["admin", *arguments])
+    ended = CliRunner().invoke(koinon_app(), ["admin", *arguments])
     assert ended.exit_code == code, ended.output
     return ended.output
 
@@ -139,9 +139,9 @@ def test_options_name_the_files_by_which_a_command_comes_in(
     admin("status", *nameless, code=3)
     admin("status", *own)
     for arguments in (["get", "k", *own], [*own, "get", "k"]):
-        ended = CliRunner().invoke(make_app(), arguments)
+        ended = CliRunner().invoke(koinon_app(), arguments)
         assert ended.exit_code == 1, ended.output  # there is no such key
-    ended = CliRunner().invoke(make_app(), ["backup", "create", str(tmp_path / "backups"), *own])
+    ended = CliRunner().invoke(koinon_app(), ["backup", "create", str(tmp_path / "backups"), *own])
     assert ended.exit_code == 0, ended.output
     assert "may not" in admin("users", *own, code=3)
     assert "KOINON_TLS_BUNDLE" not in os.environ

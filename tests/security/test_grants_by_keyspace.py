@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import koinon
-from koinon.cli.app import make_app
 from koinon.operate.admin import Admin
 from koinon_node.resp.commands.spec import Spec
 from koinon_node.resp.commands.table import ALL
@@ -23,6 +22,7 @@ from koinon_proto.contract.errors import PermissionDeniedError
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
+from tests.kit.command_line import koinon_app
 from tests.kit.waiting import wait_until
 from tests.security.servers import Servers, serving
 from tests.security.test_grants import Resp, _own
@@ -56,7 +56,7 @@ def as_root(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def admin(line: str) -> str:
-    ended = CliRunner().invoke(make_app(), ["admin", *line.split()])
+    ended = CliRunner().invoke(koinon_app(), ["admin", *line.split()])
     assert ended.exit_code == 0, ended.output
     return ended.output
 
@@ -209,12 +209,12 @@ def test_grant_in_a_keyspace_that_is_not_there_is_refused_by_its_error(
     servers: Servers, app: str
 ) -> None:
     ended = CliRunner().invoke(
-        make_app(), ["admin", "roles", "grant", "app", "--allow", "read", "--keyspace", "nowhere"]
+        koinon_app(), ["admin", "roles", "grant", "app", "--allow", "read", "--keyspace", "nowhere"]
     )
     assert ended.exit_code != 0
     assert "keyspace 'nowhere' has been dropped, or was never created" in ended.output
     ended = CliRunner().invoke(
-        make_app(), ["admin", "roles", "grant", "app", "--allow", "read", "--keyspace", "id:999"]
+        koinon_app(), ["admin", "roles", "grant", "app", "--allow", "read", "--keyspace", "id:999"]
     )
     assert ended.exit_code != 0
     assert "the keyspace that was meant has been dropped, or was never created" in ended.output

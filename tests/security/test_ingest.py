@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.operate.coordinators import Coordinators
 from koinon.operate.loads_client import LoadsClient
 from koinon_proto.contract.access import Access, AccessState, Action, Effect, Grant, Role, User
 from koinon_proto.contract.errors import PermissionDeniedError, UnavailableError
 from koinon_proto.security.names import Kind
+from tests.kit.command_line import koinon_app
 from tests.security.servers import Servers, serving
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
@@ -86,7 +86,7 @@ def test_what_the_load_will_be_refused_with_is_told_before_spark_is_started(
     monkeypatch.setenv("KOINON_TLS_BUNDLE", str(servers.identities.file(Kind.USER, user)))
     monkeypatch.setenv("KOINON_COORDINATORS", servers.coordinator)
     monkeypatch.setenv("COLUMNS", "200")
-    ended = CliRunner().invoke(make_app(), ["ingest", str(file), "--key", "id", *arguments])
+    ended = CliRunner().invoke(koinon_app(), ["ingest", str(file), "--key", "id", *arguments])
     assert told in ended.stderr, ended.output
     assert ended.exit_code == code
     with LoadsClient(

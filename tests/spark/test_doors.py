@@ -15,7 +15,6 @@ from pyarrow import orc
 from pyarrow import parquet as pq
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.client import Client
 from koinon.ingest.opened_rows import Part
 from koinon.ingest.row_groups import groups_of
@@ -24,6 +23,7 @@ from koinon.local import LocalCluster
 from koinon.sources.opening import open_source
 from koinon.spark.writing.planning import plan_rows
 from koinon.spark.writing.rows import encode_rows
+from tests.kit.command_line import koinon_app
 from tests.spark.test_ingest import Ingest, ingest, stored
 
 __all__ = ["ingest"]
@@ -117,7 +117,7 @@ def test_column_of_any_type_has_its_text_by_either_door(tmp_path: Path, name: st
 
 def load(cluster: LocalCluster, path: Path, *arguments: str) -> None:
     environment = {"KOINON_COORDINATORS": cluster.coordinators, "COLUMNS": "200"}
-    ended = CliRunner().invoke(make_app(), ["load", str(path), *arguments], env=environment)
+    ended = CliRunner().invoke(koinon_app(), ["load", str(path), *arguments], env=environment)
     assert ended.exit_code == 0, ended.output
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import make_app
 from koinon.client import Client
 from koinon.ingest import parts
 from koinon.ingest.failures import explained
@@ -31,6 +30,7 @@ from koinon.spark.options import write_options
 from koinon_proto.contract.errors import UnknownKeyspaceError
 from koinon_proto.contract.table import Table
 from tests.cli.test_ingest import USERS, run
+from tests.kit.command_line import koinon_app
 from tests.kit.hostile import make_hostile, ran_in
 from tests.kit.waiting import wait_until
 
@@ -53,7 +53,7 @@ def ingest(spark: SparkSession, cluster: LocalCluster, monkeypatch: pytest.Monke
     def run_here(path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
         command = ["ingest", str(path), *arguments, "--json"]
         environment = {"KOINON_COORDINATORS": cluster.coordinators, "COLUMNS": "200"}
-        ended = CliRunner().invoke(make_app(), command, env=environment)
+        ended = CliRunner().invoke(koinon_app(), command, env=environment)
         return ended.exit_code, json.loads(ended.stdout), ended.stderr
 
     return run_here

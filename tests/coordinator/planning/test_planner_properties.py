@@ -33,7 +33,7 @@ from tests.coordinator.planning.layouts import (
     with_nodes,
 )
 
-EXAMPLES = settings(max_examples=200, deadline=None)
+EXAMPLES = settings(max_examples=100, deadline=None)
 
 
 @st.composite
