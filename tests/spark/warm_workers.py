@@ -1,5 +1,5 @@
-"""The daemon that forks Spark's Python workers, with what they import imported already: a write of a
-few rows starts several, and each would import for half a second.
+"""The daemon that forks Spark's Python workers, with what they import imported already: a write of
+a few rows starts several, and each would import for half a second.
 """
 
 from __future__ import annotations
