@@ -32,6 +32,7 @@ class ScriptedGroups(groups_pb2_grpc.GroupsServicer):
         self.left: list[str] = []
         self.refusal: KoinonError | None = None
         self.is_silent = False
+        self.address = ""
         self._revisions: dict[str, int] = {}
 
     def grant(self, member: str, *partition_ids: int, generation: int) -> None:
@@ -97,8 +98,9 @@ def scripted_groups() -> Iterator[ScriptedGroups]:
     groups_pb2_grpc.add_GroupsServicer_to_server(groups, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    groups.address = f"127.0.0.1:{port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TableRefresh, "seeds", [f"127.0.0.1:{port}"])
+        patch.setattr(TableRefresh, "seeds", [groups.address])
         try:
             yield groups
         finally:

@@ -12,8 +12,10 @@ from koinon.cli.console import output
 from koinon.cli.console.command import DONE, USAGE, RefusedError, Session, command
 from koinon.cli.data.key_value import PANEL, PrefixEncoding
 from koinon.core.feeds import Change, ChangeBatch, FeedPositions
+from koinon.driver.group import GroupBatch
+from koinon.driver.group_consumer import Start
 from koinon.operate.json_form import json_of
-from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.errors import InvalidArgumentError, StaleGenerationError
 from koinon_proto.process.printable import flush, printable_bytes
 
 root = typer.Typer()
@@ -27,6 +29,7 @@ root = typer.Typer()
         "watch --prefix session:",
         "watch --since start --json | jq .key",
         "watch --state orders.pos --json     (continues where it stopped)",
+        "watch --group billing --json        (shares the partitions with others of the group)",
     ],
 )
 def watch(
@@ -47,6 +50,14 @@ def watch(
             "continues from there, and --since is ignored. Give the same --prefix each time."
         ),
     ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            help="Take part in this consumer group: print the changes of this consumer's share of "
+            "the partitions, and commit each batch once it is printed. The cluster keeps the "
+            "group's position; --since says where a new group begins."
+        ),
+    ] = "",
     keys_only: Annotated[
         bool, typer.Option("--keys-only", help="Print keys without values.")
     ] = False,
@@ -58,6 +69,16 @@ def watch(
     A change is printed once it is durable on every in-sync replica. If a key is written faster than
     changes are printed, older versions of it may be left out.
     """
+    if group:
+        if prefix or state is not None or since not in ("now", "start"):
+            raise RefusedError(
+                "--group goes with neither --prefix nor --state, and only with --since now or "
+                "start: the cluster keeps the group's position, in all of the keyspace.",
+                "Leave them out.",
+                code=USAGE,
+            )
+        start: Start = "now" if since == "now" else "beginning"
+        return _watch_group(session, group, start, keys_only=keys_only)
     prefix_bytes = encoding.decode(prefix, "--prefix")
     begin = _since(since, state)
     known = begin != "now"
@@ -70,6 +91,25 @@ def watch(
                 known = known or batch.caught_up
                 if state is not None and known:
                     _save(state, batch.positions)
+    return DONE
+
+
+def _watch_group(session: Session, name: str, start: Start, *, keys_only: bool) -> int:
+    """Print and commit the changes of this consumer's partitions; say on stderr how many it has."""
+
+    def say(_: object) -> None:
+        owned = len(group.partitions)
+        output.note(f"group {name}: this consumer has {owned} partitions now")
+
+    with (
+        session.connect() as client,
+        contextlib.suppress(KeyboardInterrupt),
+        client.group(name, start=start, on_granted=say, on_revoked=say) as group,
+    ):
+        for batch in group:
+            _print(batch, keys_only=keys_only, as_json=session.json)
+            with contextlib.suppress(StaleGenerationError):  # another consumer prints it again
+                batch.commit()
     return DONE
 
 
@@ -104,7 +144,7 @@ def _save(state: Path, positions: FeedPositions) -> None:
     new.replace(state)
 
 
-def _print(batch: ChangeBatch, *, keys_only: bool, as_json: bool) -> None:
+def _print(batch: ChangeBatch | GroupBatch, *, keys_only: bool, as_json: bool) -> None:
     for change in batch:
         if as_json:
             output.write_line(output.json_text(_answer(change, keys_only=keys_only)))
