@@ -49,6 +49,7 @@ SCENARIOS = {
     "walk": Scenario("walk:measure", 1),
     "peers": Scenario("peers.compare:measure", 30),
     "log": Scenario("log:measure", 4),
+    "costs": Scenario("costs:measure", 2),
     "hashing": Scenario("hashing:measure", 2),
     "routers": Scenario("hashing:routers", 4),
     "raft": Scenario("coordinators:raft", 1),

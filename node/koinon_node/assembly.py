@@ -27,6 +27,7 @@ from koinon_node.partition.copy_drops import CopyDropper
 from koinon_node.partition.cuts import Cuts
 from koinon_node.partition.engine import Engine
 from koinon_node.partition.graceful_drain import GracefulDrain
+from koinon_node.partition.load import LoadMeter
 from koinon_node.partition.row_metrics import RowCounts
 from koinon_node.partition.serving_context import ServingContext
 from koinon_node.replication.commit_tracker import CommitTracker
@@ -122,6 +123,7 @@ class Parts:
         self.column_reader = ColumnReader(self.engine, self.rows)
         self.merger = MergeScheduler(self.engine, self.leader_calls)
         self.follower = Follower(local, state, self.writer, self.peers, limits, random.Random())
+        self.load = LoadMeter(self.engine.context.traffic, self.follower.applier)
         self.drops = CopyDropper(local, state, self.follower)
 
     def _redis(self, config: NodeConfig) -> RedisListener:
@@ -184,6 +186,9 @@ class _Host:
     def sizes(self) -> membership_pb2.PartitionSizes:
         partition_ids, _, size = self._parts.sizes.columns()
         return membership_pb2.PartitionSizes(partition_ids=partition_ids, bytes=size)
+
+    def load(self, lag_s: float) -> membership_pb2.NodeLoad:
+        return self._parts.load.report(lag_s)
 
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
         return self._parts.progress

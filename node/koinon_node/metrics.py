@@ -43,6 +43,7 @@ def node_metrics(parts: Parts, guard: Guard) -> Metrics:
         lambda: _of_commits(parts),
         lambda: _of_replication(parts),
         lambda: _of_lease(parts),
+        lambda: _of_load(parts),
         lambda: _of_loads(parts),
         lambda: _of_feeds(parts),
         lambda: _of_log(parts),
@@ -107,6 +108,13 @@ class IntColumn(Sequence[Number]):
         return self._values[index].tolist()
 
 
+class FloatColumn(IntColumn):
+    """Likewise, rounded to millionths."""
+
+    def __init__(self, values: npt.NDArray[Any]) -> None:
+        super().__init__(np.round(values, 6))
+
+
 class Hosted:
     """The partitions of which this node has a copy, by the copy's role."""
 
@@ -134,6 +142,7 @@ class Hosted:
             {(role,): len(ids) for role, ids in by_role.items()},
         )
         yield from self._traffic(by_role["primary"], partitions)
+        yield self._load(by_role["primary"], partitions)
         yield from self._sizes(by_role, partitions)
 
     def _by_role(self) -> tuple[dict[str, U32Array], int]:
@@ -156,6 +165,20 @@ class Hosted:
             values = getattr(traffic, column)[ids]
             series = PartitionColumn(name, partitions, [("", ids)])
             yield Family(name, "counter", meaning, series, IntColumn(values))
+
+    def _load(self, led: U32Array, partitions: int) -> Family:
+        name = "koinon_partition_load"
+        cores = np.zeros(partitions)
+        lead = self._parts.load.partitions[0][:partitions]
+        cores[: len(lead)] = lead
+        return Family(
+            name,
+            "gauge",
+            "Work of the partitions that are led here, in cores of the reference machine: counted "
+            "rows and bytes times their costs, a mean that decays over two minutes.",
+            PartitionColumn(name, partitions, [("", led)]),
+            FloatColumn(cores[led]),
+        )
 
     def _sizes(self, by_role: dict[str, U32Array], partitions: int) -> Iterator[Family]:
         groups = [
@@ -331,6 +354,25 @@ def _of_lease(parts: Parts) -> Iterator[Family]:
         "From a heartbeat to its acknowledgement, of those that were acknowledged.",
         parts.agent.heartbeat_seconds,
     )
+
+
+def _of_load(parts: Parts) -> Iterator[Family]:
+    load = parts.load
+    for name, meaning, value in (
+        (
+            "node_load",
+            "All work of this node, as primary and as follower, in the unit of "
+            "koinon_partition_load.",
+            load.work,
+        ),
+        (
+            "event_loop_busy_ratio",
+            "The part of the time in which the event loop's thread ran or waited for a CPU; a mean "
+            "that decays over two minutes.",
+            load.busy,
+        ),
+    ):
+        yield single(f"koinon_{name}", "gauge", meaning, round(value, 6))
 
 
 def _of_loads(parts: Parts) -> Iterator[Family]:

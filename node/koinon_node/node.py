@@ -298,6 +298,8 @@ class Node:
                 ],
             )
             read, written, at = traffic.rows_read, traffic.rows_written, now
+            table = self.state.served.table
+            parts.load.observe(len(table.rows) if table is not None else 0)
             await next_round(_STATS_INTERVAL_S)
 
     async def _collect_progress(self, parts: Parts) -> None:

@@ -103,6 +103,18 @@ TRAFFIC = [
     ),
     graph("Bytes by operation", rates("koinon_row_bytes_total", "operation"), unit="Bps"),
     graph(
+        "Load of nodes",
+        each("koinon_node_load"),
+        about="In cores of the reference machine, by counted work: docs/balance.md.",
+    ),
+    graph(
+        "Busiest node over the mean",
+        query(f"max(koinon_node_load{{{C}}}) / avg(koinon_node_load{{{C}}})", "by load"),
+        query("koinon:node_primaries:max_over_min{" + C + "}", "primaries, over the least"),
+        about="Above 1.3 `koinon admin rebalance --by load` is worth a look.",
+    ),
+    graph("Event loop busy", each("koinon_event_loop_busy_ratio"), unit="percentunit"),
+    graph(
         "Requests by method",
         rates("koinon_requests_total", "method", ', job="koinon-node"'),
         unit="reqps",

@@ -50,6 +50,7 @@ from koinon_node.core.membership.lease import (
     clock_ahead_ms,
     heartbeat_timeout_s,
 )
+from koinon_node.core.membership.reports import LoopLag, Report
 from koinon_node.membership.coordinator_calls import PLAIN_CHANNELS, Channels, Coordinators
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
@@ -93,7 +94,7 @@ _FATAL = (
 )
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.2  # a waiting node asks as often as a member
 _REMOVED_RETRY_S = 30.0
-_SIZES_INTERVAL_S = 5.0  # between reports of partitions' sizes; a new leader gets one at once
+_REPORT_INTERVAL_S = 5.0  # between reports of partitions' sizes, and between those of the load
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
 
@@ -119,6 +120,7 @@ class Host(Protocol):
 
     def stats(self) -> membership_pb2.NodeStats: ...
     def sizes(self) -> membership_pb2.PartitionSizes: ...
+    def load(self, lag_s: float) -> membership_pb2.NodeLoad: ...
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
     def erased(self) -> Sequence[int]:
         """Return the ids of dropped keyspaces without any data on this node."""
@@ -161,8 +163,6 @@ class Agent:
         self._farewell = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0  # the identifier of the thread that runs the loop
-        self._asked = False  # whether a callback is scheduled on the loop and has not run
-        self._signs = 0  # callbacks that have run; only the loop changes it
         self._untold = False  # whether a call of ``Host.on_table`` is scheduled on the loop
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._heartbeat_interval_s = 0.2
@@ -171,7 +171,8 @@ class Agent:
         self.old_store = ""  # why the directory is an old copy; '': it is not
         self.clock_ahead_ms = 0  # least lead of this clock over the leader's; negative: behind
         self._term = 0  # of the leader that answered last
-        self._sizes_told = (0, float("-inf"))  # (term, time) of the last report of sizes
+        self._sizes, self._load = Report(_REPORT_INTERVAL_S), Report(_REPORT_INTERVAL_S)
+        self.lag = LoopLag()  # of the callbacks scheduled on the loop
         self.lease_losses = 0  # since the start of this process
         self.heartbeat_seconds = Histogram()  # of acknowledged heartbeats
 
@@ -364,7 +365,7 @@ class Agent:
         loop_watch = LoopWatchdog(last_heard)
         while not self._stopping.is_set():
             sent_at = self._now()
-            silent_s = loop_watch.silent_s(self._signs, sent_at)
+            silent_s = loop_watch.silent_s(self.lag.runs, sent_at)
             if silent_s > PATIENCE_LEASES * self._lease_s:
                 self._leave_with_a_hung_loop(silent_s)
                 return
@@ -389,13 +390,12 @@ class Agent:
 
     def _schedule_sign(self) -> None:
         assert self._loop is not None
-        if not self._asked:
-            self._asked = True
+        if not self.lag.waits:
+            self.lag.scheduled(self._now())
             self._loop.call_soon_threadsafe(self._on_sign)
 
     def _on_sign(self) -> None:
-        self._signs += 1
-        self._asked = False
+        self.lag.ran(self._now())
 
     def _leave_with_a_hung_loop(self, silent_s: float) -> None:
         """Have other nodes lead. The epoch ends whether or not the farewell arrives: a late
@@ -423,13 +423,18 @@ class Agent:
             registration_id=self._state.registration_id,
             access_version=self._state.access.version,
             erased_keyspaces=self._host.erased(),
-            sizes=self._due_sizes(),
         )
+        if self._sizes.is_due(self._term, now := self._now()):
+            request.sizes.CopyFrom(self._host.sizes())
+        elif self._load.is_due(self._term, now):  # another heartbeat, so that both stay short
+            request.load.CopyFrom(self._host.load(self.lag.mean_s))
         timeout_s = heartbeat_timeout_s(self._lease_s, self._heartbeat_interval_s)
         reply, sent_at = self._coordinators.heartbeat(request, timeout_s)
         self._term = reply.term
         if request.HasField("sizes"):
-            self._sizes_told = reply.term, sent_at
+            self._sizes.told(reply.term, sent_at)
+        if request.HasField("load"):
+            self._load.told(reply.term, sent_at)
         self._assignment.on_acknowledged(acknowledgements)
         if reply.HasField("access"):
             self._apply_access(reply.access)
@@ -451,12 +456,6 @@ class Agent:
         self._watch.heard_elsewhere(
             self._coordinators.route.current, self._state.served.table_version
         )
-
-    def _due_sizes(self) -> membership_pb2.PartitionSizes | None:
-        """Return the sizes of partitions if a report to the leader is due, else None."""
-        term, at = self._sizes_told
-        is_due = term != self._term or self._now() - at >= _SIZES_INTERVAL_S
-        return self._host.sizes() if is_due else None
 
     def _note_lease(self) -> bool:
         """Return whether the lease holds; count a loss since the last call."""

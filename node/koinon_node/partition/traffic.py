@@ -91,6 +91,10 @@ class Traffic(Counts):
         super().__init__(*(np.zeros(_ALL_PARTITIONS, np.int64) for _ in range(4)))
         self._now = now
         self._began = now()
+        # Of the rows above, those that came with others: in a batch, a scan, a merge step. Each of
+        # them costs a fraction of a row that came alone.
+        self.joined_reads = np.zeros(_ALL_PARTITIONS, np.int64)
+        self.joined_writes = np.zeros(_ALL_PARTITIONS, np.int64)
         self._turn = 0
         self.rows_read = self.rows_written = 0  # including refused rows
         self._read: list[_Read] = []
@@ -154,11 +158,13 @@ class Traffic(Counts):
     def count_scan(self, partition_id: int, rows: int, size: int) -> None:
         """Count rows that a scan read. Their keys are not sampled."""
         self.reads[partition_id] += np.int64(rows)
+        self.joined_reads[partition_id] += np.int64(rows)
         self.read_bytes[partition_id] += np.int64(size)
 
     def count_merge(self, partition_id: int, rows: int, size: int) -> None:
         """Count rows that a bulk load wrote. Their keys are not sampled."""
         self.writes[partition_id] += np.int64(rows)
+        self.joined_writes[partition_id] += np.int64(rows)
         self.written_bytes[partition_id] += np.int64(size)
 
     def _queued(self, rows: int) -> None:
@@ -172,7 +178,9 @@ class Traffic(Counts):
         self._read, self._written, self._rows = [], [], 0
         if read:
             batches, some, blocks, of_values, of_keys = zip(*read, strict=True)
-            np.add.at(self.reads, np.concatenate(batches).astype(np.intp), _ONE)
+            rows = np.concatenate(batches).astype(np.intp)
+            np.add.at(self.reads, rows, _ONE)
+            np.add.at(self.joined_reads, rows, _ONE)
             sized = [ids[part] for ids, part in zip(batches, some, strict=True)]
             sizes = np.array([*itertools.chain.from_iterable(of_values)], np.int64)
             sizes += np.array([*itertools.chain.from_iterable(of_keys)], np.int64)
@@ -181,6 +189,7 @@ class Traffic(Counts):
         if written:
             whole = np.concatenate([ids for ids, _ in written]).astype(np.intp)
             np.add.at(self.writes, whole, _ONE)
+            np.add.at(self.joined_writes, whole, _ONE)
             np.add.at(self.written_bytes, whole, np.concatenate([sizes for _, sizes in written]))
 
     @contextlib.contextmanager

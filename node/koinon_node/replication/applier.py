@@ -150,6 +150,8 @@ class Applier:
         self._in_flight: dict[asyncio.Future[None], CommitGroup] = {}
         self._rows = self._size = 0  # of unfinished tickets; size in bytes
         self._settled = asyncio.Event()  # set whenever a ticket ends
+        # Counters of what was queued since the process began.
+        self.groups_applied = self.rows_applied = self.bytes_applied = 0
         # By partition: its unfinished tickets.
         self.busy = np.zeros(len(local.copies.complete_through), np.uint32)
         # By busy partition: the sequence through which its newest ticket makes the copy complete.
@@ -242,6 +244,9 @@ class Applier:
         rows = len(change.keys) + len(change.removed) + len(change.dropped_entries) + len(ids)
         rows += sum(step.rows for step in change.merges.values())
         size = change.size
+        self.groups_applied += bool(change.keys)
+        self.rows_applied += rows - len(ids)
+        self.bytes_applied += size
         oldest = next(iter(self._in_flight.values()), None)
         after = oldest.number if oldest is not None else 0
         group = self._writer.pending.open

@@ -350,6 +350,25 @@ def _partition_sizes(m: Any) -> None:
         _refuse("bytes", 4611686018427387903, max(m.bytes))
 
 
+def _node_load(m: Any) -> None:
+    if m.observed_ms > 4611686018427387903:
+        _refuse("observed_ms", 4611686018427387903, m.observed_ms)
+    if m.busy > 2147483647:
+        _refuse("busy", 2147483647, m.busy)
+    if m.lag_us > 4611686018427387903:
+        _refuse("lag_us", 4611686018427387903, m.lag_us)
+    if m.work > 4611686018427387903:
+        _refuse("work", 4611686018427387903, m.work)
+    if m.lead and max(m.lead) > 4611686018427387903:
+        _refuse("lead", 4611686018427387903, max(m.lead))
+    if m.follow and max(m.follow) > 4611686018427387903:
+        _refuse("follow", 4611686018427387903, max(m.follow))
+    if m.rest_lead > 4611686018427387903:
+        _refuse("rest_lead", 4611686018427387903, m.rest_lead)
+    if m.rest_follow > 4611686018427387903:
+        _refuse("rest_follow", 4611686018427387903, m.rest_follow)
+
+
 def _replica_progress(m: Any) -> None:
     if m.records > 4611686018427387903:
         _refuse("records", 4611686018427387903, m.records)
@@ -378,6 +397,8 @@ def _heartbeat_request(m: Any) -> None:
         _refuse("call_number", 4611686018427387903, m.call_number)
     if m.HasField("sizes"):
         _partition_sizes(m.sizes)
+    if m.HasField("load"):
+        _node_load(m.load)
 
 
 def _heartbeat_response(m: Any) -> None:
@@ -499,6 +520,10 @@ def _node_balance(m: Any) -> None:
         _refuse("replicas", 2147483647, m.replicas)
     if m.primaries > 2147483647:
         _refuse("primaries", 2147483647, m.primaries)
+    if not 0 <= m.load <= 4611686018427387904:
+        _refuse("load", 4611686018427387904, m.load)
+    if not 0 <= m.capacity <= 4611686018427387904:
+        _refuse("capacity", 4611686018427387904, m.capacity)
 
 
 def _plan_refusal(m: Any) -> None:
@@ -1436,6 +1461,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "koinon.v1.ScarceResource": _scarce_resource,
     "koinon.v1.NodeStats": _node_stats,
     "koinon.v1.PartitionSizes": _partition_sizes,
+    "koinon.v1.NodeLoad": _node_load,
     "koinon.v1.ReplicaProgress": _replica_progress,
     "koinon.v1.HeartbeatRequest": _heartbeat_request,
     "koinon.v1.HeartbeatResponse": _heartbeat_response,

@@ -17,11 +17,20 @@ class PlanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAN_KIND_DRAIN: _ClassVar[PlanKind]
     PLAN_KIND_REPLACE: _ClassVar[PlanKind]
     PLAN_KIND_REPLICATION_FACTOR: _ClassVar[PlanKind]
+
+class PlanBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_BY_COUNT: _ClassVar[PlanBy]
+    PLAN_BY_LOAD: _ClassVar[PlanBy]
+    PLAN_BY_BYTES: _ClassVar[PlanBy]
 PLAN_KIND_UNSPECIFIED: PlanKind
 PLAN_KIND_REBALANCE: PlanKind
 PLAN_KIND_DRAIN: PlanKind
 PLAN_KIND_REPLACE: PlanKind
 PLAN_KIND_REPLICATION_FACTOR: PlanKind
+PLAN_BY_COUNT: PlanBy
+PLAN_BY_LOAD: PlanBy
+PLAN_BY_BYTES: PlanBy
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("cluster_id", "known_version")
@@ -168,20 +177,26 @@ class TransferLeadershipResponse(_message.Message):
     def __init__(self, leader_id: _Optional[str] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
-    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor", "cluster_id", "keyspace")
+    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor", "cluster_id", "keyspace", "by", "target_percent", "leaders_only")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    LEADERS_ONLY_FIELD_NUMBER: _ClassVar[int]
     kind: PlanKind
     node_id: str
     with_node_id: str
     replication_factor: int
     cluster_id: str
     keyspace: str
-    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace: _Optional[str] = ...) -> None: ...
+    by: PlanBy
+    target_percent: int
+    leaders_only: bool
+    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace: _Optional[str] = ..., by: _Optional[_Union[PlanBy, str]] = ..., target_percent: _Optional[int] = ..., leaders_only: bool = ...) -> None: ...
 
 class PlannedMove(_message.Message):
     __slots__ = ("partition_id", "origin", "target", "reason")
@@ -196,14 +211,18 @@ class PlannedMove(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., origin: _Optional[_Iterable[int]] = ..., target: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class NodeBalance(_message.Message):
-    __slots__ = ("node_number", "replicas", "primaries")
+    __slots__ = ("node_number", "replicas", "primaries", "load", "capacity")
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     PRIMARIES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     node_number: int
     replicas: int
     primaries: int
-    def __init__(self, node_number: _Optional[int] = ..., replicas: _Optional[int] = ..., primaries: _Optional[int] = ...) -> None: ...
+    load: float
+    capacity: float
+    def __init__(self, node_number: _Optional[int] = ..., replicas: _Optional[int] = ..., primaries: _Optional[int] = ..., load: _Optional[float] = ..., capacity: _Optional[float] = ...) -> None: ...
 
 class PlanRefusal(_message.Message):
     __slots__ = ("code", "reason", "node_number", "partition_ids")

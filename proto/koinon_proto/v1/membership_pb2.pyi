@@ -120,6 +120,28 @@ class PartitionSizes(_message.Message):
     bytes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class NodeLoad(_message.Message):
+    __slots__ = ("observed_ms", "busy", "lag_us", "work", "partition_ids", "lead", "follow", "rest_lead", "rest_follow")
+    OBSERVED_MS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    LAG_US_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEAD_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    REST_LEAD_FIELD_NUMBER: _ClassVar[int]
+    REST_FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    observed_ms: int
+    busy: int
+    lag_us: int
+    work: int
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    lead: _containers.RepeatedScalarFieldContainer[int]
+    follow: _containers.RepeatedScalarFieldContainer[int]
+    rest_lead: int
+    rest_follow: int
+    def __init__(self, observed_ms: _Optional[int] = ..., busy: _Optional[int] = ..., lag_us: _Optional[int] = ..., work: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., lead: _Optional[_Iterable[int]] = ..., follow: _Optional[_Iterable[int]] = ..., rest_lead: _Optional[int] = ..., rest_follow: _Optional[int] = ...) -> None: ...
+
 class ReplicaProgress(_message.Message):
     __slots__ = ("partition_id", "stage", "records", "bytes", "records_total", "bytes_total")
     class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -149,7 +171,7 @@ class ReplicaProgress(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., stage: _Optional[_Union[ReplicaProgress.Stage, str]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., records_total: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces", "call_number", "sizes")
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces", "call_number", "sizes", "load")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +184,7 @@ class HeartbeatRequest(_message.Message):
     ERASED_KEYSPACES_FIELD_NUMBER: _ClassVar[int]
     CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_id: str
     node_epoch: int
@@ -174,7 +197,8 @@ class HeartbeatRequest(_message.Message):
     erased_keyspaces: _containers.RepeatedScalarFieldContainer[int]
     call_number: int
     sizes: PartitionSizes
-    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ..., call_number: _Optional[int] = ..., sizes: _Optional[_Union[PartitionSizes, _Mapping]] = ...) -> None: ...
+    load: NodeLoad
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ..., call_number: _Optional[int] = ..., sizes: _Optional[_Union[PartitionSizes, _Mapping]] = ..., load: _Optional[_Union[NodeLoad, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("term", "lease_ms", "table", "commands", "access", "call_number", "wall_ms")

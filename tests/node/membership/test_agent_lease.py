@@ -175,6 +175,9 @@ class HeldHost:
     def sizes(self) -> membership_pb2.PartitionSizes:
         return membership_pb2.PartitionSizes(partition_ids=[7], bytes=[70])
 
+    def load(self, lag_s: float) -> membership_pb2.NodeLoad:
+        return membership_pb2.NodeLoad(partition_ids=[7], lead=[700], follow=[0])
+
     def erased(self) -> Sequence[int]:
         return ()
 
@@ -363,6 +366,8 @@ def test_heartbeats_tell_sizes_to_each_new_leader_and_now_and_then(tmp_path: Pat
             running.channel.answer(how)
         told = [request.HasField("sizes") for request in running.channel.requests]
         assert told == [True, False, False, True, False, True]
+        loads = [request.HasField("load") for request in running.channel.requests]
+        assert loads == [False, True, False, False, True, False], "never beside the sizes"
         sizes = running.channel.requests[0].sizes
         assert (list(sizes.partition_ids), list(sizes.bytes)) == ([7], [70])
 

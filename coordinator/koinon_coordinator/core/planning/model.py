@@ -90,6 +90,16 @@ class RefusalCode(Enum):
     """The room of a node that gets replicas is unknown: the plan is complete, but the node's moves
     wait for its report.
     """
+    HOT_PARTITION = "hot_partition"
+    """A node stays too busy by one partition, which would make any other node as busy."""
+    NO_GAIN = "no_gain"
+    """A node stays too busy: no move of its partitions brings a gain that pays."""
+    RESTING = "resting"
+    """A node stays too busy for now: its partitions are moving, or have moved just before."""
+    LOAD_UNKNOWN = "load_unknown"
+    """A node has not reported its load yet, so nothing is planned by load."""
+    SLOW_NODE = "slow_node"
+    """A node works more slowly, or faster, than its weight says: a weight is proposed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,11 +114,15 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """The replica counts of one node; ``primaries`` are preferred ones."""
+    """The replica counts of one node; ``primaries`` are preferred ones. Of plans by load also its
+    load, and its capacity relative to the other nodes' (0: it takes no replicas).
+    """
 
     node_number: NodeNumber
     replicas: int
     primaries: int
+    load: float = 0.0
+    capacity: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
