@@ -10,13 +10,14 @@ and so does a repeatable change if no later attempt was answered.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from koinon.core.closing import Closing
 from koinon.driver.request_ids import operation
 from koinon.operate.changes import AccessAdmin, KeyspaceAdmin
 from koinon.operate.cluster_status import ClusterStatus, status_from_proto
+from koinon.operate.consumer_groups import GroupAdmin
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
 from koinon.operate.loads_client import LoadsClient, LoadView
 from koinon.operate.plans import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
@@ -24,7 +25,7 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.leader_search import Pace, Repeat
 from koinon_proto.contract.table import MoveSettings, NodeStatus
 from koinon_proto.security.transport import Dialing
-from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
+from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, groups_pb2_grpc
 
 IMPATIENT = Pace(attempt_s=ATTEMPT_TIMEOUT_S, pause_s=RETRY_PAUSE_S)
 
@@ -53,6 +54,7 @@ class Admin(Closing):
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
         self.access = AccessAdmin(self.ask)
         self.keyspaces = KeyspaceAdmin(self.ask)
+        self.groups = GroupAdmin(self._ask_groups)
         self.addresses = self._coordinators.addresses
 
     def close(self) -> None:
@@ -205,13 +207,22 @@ class Admin(Closing):
         """
         self._loads.abort(load_id, reason=reason)
 
+    def _ask_groups(self, method: str, message: Any, repeat: Repeat = Repeat.READ) -> Any:
+        return self._at_leader(method, message, repeat, stub=groups_pb2_grpc.GroupsStub)
+
     @operation()
     def _at_leader(
-        self, method: str, request: Any, repeat: Repeat = Repeat.NOTHING, pace: Pace = STEADY
+        self,
+        method: str,
+        request: Any,
+        repeat: Repeat = Repeat.NOTHING,
+        pace: Pace = STEADY,
+        *,
+        stub: Callable[[Any], Any] = admin_pb2_grpc.AdminStub,
     ) -> Any:
         """Call a method of the leader, found anew for each attempt."""
         return self._coordinators.ask_leader(
-            admin_pb2_grpc.AdminStub,
+            stub,
             method,
             request,
             timeout_s=self._timeout_s,

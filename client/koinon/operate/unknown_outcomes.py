@@ -44,6 +44,8 @@ EFFECTS = {
         "users, roles or tokens may have been changed",
         "koinon admin users, roles or tokens",
     ),
+    "RaiseGeneration": ("the group's grants may have been made void", "koinon admin groups"),
+    "DeleteGroup": ("the group may have been deleted", "koinon admin groups"),
     "OpenLoad": ("the load may have been opened", "koinon admin loads"),
     "TouchLoad": ("the load may have been kept alive", "koinon admin loads"),
     "CommitLoad": ("the load may have been committed", "koinon admin loads"),

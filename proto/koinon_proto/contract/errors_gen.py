@@ -594,7 +594,7 @@ class UnknownGroupError(KoinonError):
 class GroupInUseError(KoinonError):
     """The group has members, and the call is for groups without. Nothing was applied."""
 
-    template: ClassVar[str] = "group {e.group!r} has {e.members} members: stop its consumers first"
+    template: ClassVar[str] = "group {e.group!r} has consumers ({e.members}): stop them first"
 
     group: str
     members: int

@@ -12,6 +12,7 @@ from koinon.cli.console.command import Session, command
 from koinon.cli.console.help import Group
 from koinon.cli.console.reply import Block, Reply, Styled
 from koinon.cli.operate import (
+    consumer_groups,
     force,
     hot,
     keyspace_settings,
@@ -86,6 +87,7 @@ def _size_blocks(advised: Sizing, peak_mb_s: float, nodes: int) -> list[Block]:
 app.add_typer(status.coordinators_app, name="coordinators")
 app.add_typer(loads.app, name="loads")
 app.add_typer(keyspace_settings.app, name="keyspaces")
+app.add_typer(consumer_groups.app, name="groups")
 for _group, _name in (
     (permissions.users_app, "users"),
     (permissions.roles_app, "roles"),
