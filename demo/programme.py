@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import demo
-from demo import acts, bulk, feeds, guests, places, replicas
+from demo import acts, bulk, feeds, groups, guests, places, replicas
 from demo.cities import NoDataError, load_cities
 from demo.play import Play
 from demo.stage import MismatchError, Stage
@@ -35,6 +35,7 @@ PROGRAMME = (
     replicas.node_joins,
     replicas.node_leaves,
     feeds.program_missed_nothing,
+    groups.consumers_share,
     replicas.everything_is_there,
     bulk.orders_come_and_go_back,
     places.drivers_meet_riders,

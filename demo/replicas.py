@@ -87,7 +87,7 @@ def node_returns(play: Play) -> None:
     began = time.monotonic()
     with SingleWriter(play.client, b"demo/c/", RIDE_TIMEOUT_MS) as single:
         cluster.restart(name)
-        cluster.wait_for(_all_in_sync, timeout_s=CATCH_UP_S, what="every copy is in sync")
+        cluster.wait_for(all_in_sync, timeout_s=CATCH_UP_S, what="every copy is in sync")
         seconds = time.monotonic() - began
     play.acknowledged |= single.acknowledged
     stage.check(
@@ -219,7 +219,7 @@ def _carry_out(play: Play, request: PlanRequest, prefix: bytes) -> tuple[Snapsho
     return snapshot, seconds
 
 
-def _all_in_sync(status: ClusterStatus) -> bool:
+def all_in_sync(status: ClusterStatus) -> bool:
     return status.ready and status.table is not None and not any(map(is_short, status.table.rows))
 
 

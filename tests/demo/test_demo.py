@@ -39,6 +39,7 @@ def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
     assert "5,000 are, column by column, those of the file, 0 are not" in ended.stdout
     assert re.search(r"all 41,162 cells .* coefficient of variation 4\.1%", ended.stdout)
     assert "500 more changes: all that it missed" in ended.stdout
+    assert "A and C have taken over what B had" in ended.stdout
     assert "6,300 events and riders of 6 cells" in ended.stdout
     assert "300 riders with the driver next to them" in ended.stdout
     assert "\x1b" not in ended.stdout
