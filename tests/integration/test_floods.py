@@ -27,7 +27,7 @@ GROWTH_BYTES_MAX = BUDGET_BYTES + 96 * MIB  # some of it is the allocator's
 HEADERS_BYTES_MAX = 800 * MIB  # without the watch: more than 1 GB, and it grows on
 SECONDS = 3.0
 FLAGS = ["--partitions", "16"]
-OPERATIONS_MIN = 20
+OPERATIONS_MIN = 10
 OF_GRPC = ("header_blocks", "blocks_of_small_headers", "endless_continuation")
 
 
@@ -53,6 +53,13 @@ def resident_bytes(pid: int | None) -> int:
     """Return a process's memory, but for that of files."""
     _, resident, of_files = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
     return (resident - of_files) * 4096
+
+
+def _operations_a_second(beside: Beside) -> float:
+    """Return the rate of a tenth of a second."""
+    before, began = beside.operations, time.monotonic()
+    time.sleep(0.1)
+    return (beside.operations - before) / (time.monotonic() - began)
 
 
 class Peak:
@@ -85,6 +92,7 @@ def watched(
     """
     watch, beside = Watch(flooded.cluster), flooded.beside
     watch.check()
+    wait_until(lambda: _operations_a_second(beside) > OPERATIONS_MIN, "no flood goes on")
     before, peak = beside.operations, Peak(flooded.cluster.pid(member))
     yield
     grown, operations = peak.grown(), beside.operations - before

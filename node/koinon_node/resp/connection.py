@@ -5,8 +5,9 @@ wait. The next command starts only when the run is answered. So a read sees all 
 its client, and none of the later ones.
 
 All memory is bounded: the socket is not read while too many commands wait or there is no room for
-more; no command is executed while the client does not read its replies. The budget of all
-connections (``memory_budget``) counts the bytes of commands and replies.
+more; no command is executed while the client does not read its replies. Many clients send a whole
+pipeline before they read a reply: while replies wait for the client, what it sends is kept as it
+came. The budget of all connections (``memory_budget``) counts the bytes of commands and replies.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from koinon_node.resp import wire
+from koinon_node.resp.command_outcomes import Pending, outcome_of
 from koinon_node.resp.command_reader import ARGUMENT_BYTES, CommandReader
-from koinon_node.resp.commands import accounting, rules, transactions
-from koinon_node.resp.commands.spec import Spec, find, wrong_number
+from koinon_node.resp.commands import accounting, transactions
 from koinon_node.resp.memory_budget import MemoryBudget
 from koinon_node.resp.outcomes import (
     Arguments,
@@ -44,7 +45,6 @@ from koinon_proto.security.audit import Audit
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.trust import verified_chain
 from koinon_proto.server.connections import peer_name, probe_when_idle
-from koinon_proto.server.requests import Method
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +64,9 @@ _LINGER_BYTES, _LINGER_S = 64 * 1024 * 1024, 5.0
 """Bytes and time after an error: input is discarded, so that the client can read the error."""
 _READS_FIRST, _READS_MAX = 4, 256
 _RUN_MAX = 1_024
-_NAME_BYTES_SHOWN = 128
+_OBJECT_BYTES = 64  # memory of a piece of received data, beside its bytes
 
-Pending = tuple[Spec, Outcome, Arguments]
 _first = itemgetter(0)
-
-
-def _not_known(_session: Session, arguments: Arguments) -> Outcome:
-    name = ascii(arguments[0][:_NAME_BYTES_SHOWN].decode("utf-8", "replace"))
-    return wire.error(f"ERR unknown command {name}")
-
-
-_NOT_KNOWN = Spec("unknown", -1, _not_known, "", Method("Redis", "unknown", stream=False))
 
 
 class Owner(Protocol):
@@ -112,6 +103,8 @@ class Connection(asyncio.Protocol):
         # Bytes of the commands that arrived since the connection was last idle: an upper bound of
         # the bytes that wait now.
         self._unanswered_bytes = 0
+        self._kept: deque[bytes] = deque()  # received while replies waited for the client; unparsed
+        self._kept_bytes = 0
         self._next_command: Pending | None = None  # parsed, not executed; the head of the queue
         self._under_way: Sequence[Pending] = ()  # commands being executed
         self._began = 0.0  # when the commands under way began (perf_counter)
@@ -158,10 +151,37 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.is_known:
             self._notice_authentication()
-        reader = self._reader
-        if reader.fault:
+        if self._reader.fault:
             self._discard_after_refusal(data)
-            return
+        elif self._kept or (self._is_backed_up and self._is_full):
+            self._keep(data)
+        else:
+            self._parse(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep data unparsed until the client has read its replies."""
+        self._kept.append(data)
+        self._kept_bytes += len(data) + _OBJECT_BYTES
+        self._count_held()
+        self._pause_or_read()
+
+    def _parse_kept(self) -> None:
+        """Parse kept data up to the end of a command, once the client has read its replies."""
+        while self._kept and not (
+            self._transport.is_closing() or self._is_executing or self._is_backed_up
+        ):
+            data = self._kept.popleft()
+            self._kept_bytes -= len(data) + _OBJECT_BYTES
+            if self._reader.fault:
+                self._discard_after_refusal(data)
+            elif self._parse(data):
+                return  # the end of the turn that executes the commands calls this again
+        if self._is_at_end and not self._is_busy:
+            self._execute_waiting()
+
+    def _parse(self, data: bytes) -> bool:
+        """Parse data and execute its commands; return whether there was one."""
+        reader = self._reader
         taken = reader.held_bytes + len(data)
         commands = reader.feed(data)
         if commands:
@@ -179,6 +199,7 @@ class Connection(asyncio.Protocol):
             self._pause_or_read()
         if commands and reader.one_by_one and reader.has_begun:
             self._loop.call_soon(self._read_behind_command)
+        return bool(commands)
 
     def pause_writing(self) -> None:
         self._is_backed_up = True
@@ -246,6 +267,11 @@ class Connection(asyncio.Protocol):
     @property
     def _is_busy(self) -> bool:
         """True while there are unanswered commands."""
+        return bool(self._kept or self._is_executing)
+
+    @property
+    def _is_executing(self) -> bool:
+        """True while there are parsed commands that are not answered."""
         return bool(self._under_way or self._waiting or self._next_command is not None)
 
     # --- internal --------------------------------------------------------------------------
@@ -293,6 +319,8 @@ class Connection(asyncio.Protocol):
     def _drop_waiting(self) -> None:
         """Drop the waiting commands."""
         self._waiting.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
         if self._next_command is not None:
             outcome, self._next_command = self._next_command[1], None
             if asyncio.iscoroutine(outcome):
@@ -339,12 +367,17 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(replies) if len(replies) > 1 else replies[0])
         if self._switch is not None:
             self._hand_over(self._switch.begin())
-            return
+        else:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
         is_busy = self._is_busy
         if not self._under_way and (self.is_closing or (self._is_at_end and not is_busy)):
             self._close_transport()
-        if not is_busy:
+        if not self._is_executing:
             self._unanswered_bytes = 0
+            if self._kept and not self._is_backed_up:
+                self._loop.call_soon(self._parse_kept)
         if self._is_counted or self._is_backed_up or self.session.held_bytes:
             self._count_held()
         self._pause_or_read()
@@ -356,7 +389,7 @@ class Connection(asyncio.Protocol):
         self._owner.closed(self)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if self._waiting or self._reader.has_begun:  # bytes sent too early cannot be frames
+        if self._is_busy or self._reader.has_begun:  # bytes sent too early cannot be frames
             self._transport.abort()
         elif self._is_paused:
             self._transport.resume_reading()
@@ -368,8 +401,11 @@ class Connection(asyncio.Protocol):
     def _pause_or_read(self) -> None:
         """Pause or resume reading from the socket, by the room for more data."""
         is_ahead = self._unanswered_bytes > READ_AHEAD_BYTES or self._owner.budget.is_short
-        is_full = self._is_backed_up and self._is_full
-        wanted = not self._has_room or is_full or (is_ahead and self._is_busy)
+        if self._is_backed_up and self._is_full:
+            is_ahead = False  # what comes is kept, so that the client can end its pipeline
+        elif self._kept:
+            is_ahead = True
+        wanted = not self._has_room or (is_ahead and self._is_busy)
         if wanted != self._is_paused and not self._transport.is_closing():
             self._is_paused = wanted
             if wanted:
@@ -384,36 +420,7 @@ class Connection(asyncio.Protocol):
             return pending
         if not self._waiting:
             return None
-        arguments = self._waiting.popleft()
-        spec = find(arguments[0]) or _NOT_KNOWN
-        session = self.session
-        if not spec.takes(len(arguments)):
-            session.spoil_transaction()
-            return spec, wire.error(wrong_number(spec.name.lower()).reason), arguments
-        try:
-            if session.gate is None:
-                self._owner.gate.unidentified["redis"] += 1
-            elif "no_auth" not in spec.flags:
-                session.check_known()
-                rules.check(spec, arguments, session)
-            if spec.names_keys:
-                _ = session.served  # looked up here, where an error becomes the reply
-            queueing = session.transaction
-            if spec is _NOT_KNOWN:
-                session.spoil_transaction()
-            elif queueing is not None and spec.name not in transactions.AT_ONCE:
-                queued = transactions.queue(session, queueing, spec, arguments)
-                accounting.ended(self.session, spec, 0.0)
-                return spec, queued, arguments
-            return spec, spec.handler(session, arguments), arguments
-        except KoinonError as error:
-            session.spoil_transaction()
-            return spec, accounting.failed(session, spec, error), arguments
-        except Exception as error:
-            session.spoil_transaction()
-            log.exception("a command failed command=%s", spec.name)
-            reply = accounting.failed(session, spec, InternalError(reason=str(error)))
-            return spec, reply, arguments
+        return outcome_of(self.session, self._waiting.popleft(), self._owner.gate)
 
     def _execute(self, pending: Pending) -> bytes | None:
         """Execute the command; return its reply, or None if the reply comes later."""
@@ -576,6 +583,7 @@ class Connection(asyncio.Protocol):
             return  # the connection has ended, or has another protocol
         coming = self._reader.coming_bytes
         owed = self._tls_bytes + self._reader.held_bytes + self.session.held_bytes
+        owed += self._kept_bytes
         if coming < _LARGE_BYTES:
             owed, coming = owed + coming, 0
         if self._is_backed_up:

@@ -185,6 +185,7 @@ async def test_replies_that_do_not_leave_count_before_they_end_what_is_executed(
         assert waiting <= owner.held < waiting + 1_000
     transport.waiting = 0
     connection.resume_writing()
+    await asyncio.sleep(0)
     assert (transport.written, owner.held) == (b"+PONG\r\n", 0)
 
 
