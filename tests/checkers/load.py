@@ -1,6 +1,6 @@
 """A steady client load that remembers what it was told, to be judged afterwards.
 
-Each thread reads and writes a few hundred shared keys (the history of which is checked for
+Each thread reads and writes some shared keys (the history of which is checked for
 linearizability) and writes keys of its own once (every acknowledged one must be there at the end).
 """
 
@@ -17,9 +17,9 @@ from tests.kit.threads import Beside
 
 from .history import History, Kind
 
-KEYS = 300
+KEYS = 150
 POLL_S = 0.002
-PAUSE_S = 0.02
+PAUSE_S = 0.03
 FULL_PAUSE_S = 0.002
 TIMEOUT_MS = 15_000
 
@@ -48,7 +48,7 @@ class RecordedLoad(Beside):
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
 
-    def wait_for_progress(self, writes: int = 100, timeout_s: float = 90.0) -> None:
+    def wait_for_progress(self, writes: int = 60, timeout_s: float = 90.0) -> None:
         """Wait until so many more writes have been acknowledged."""
         target = len(self.acknowledged) + writes
         deadline = time.monotonic() + timeout_s

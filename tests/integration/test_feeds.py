@@ -68,6 +68,7 @@ def test_copy_is_whole_after_nodes_were_killed(
     judge(cluster, load)
 
 
+@pytest.mark.long  # the simulation has feeds amid moves; above, copies change hands by kills
 def test_copy_is_whole_after_moves_and_hand_overs(make_cluster: ClusterFactory) -> None:
     cluster = started(make_cluster, 2)
     with (

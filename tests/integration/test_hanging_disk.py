@@ -131,6 +131,7 @@ def test_node_whose_store_does_not_catch_up_with_its_log_leads_nothing_until_it_
     judge(logged, load)
 
 
+@pytest.mark.long  # a stop waits for 22 s
 def test_node_whose_disk_hangs_is_stopped_by_sigterm(cluster: LocalCluster) -> None:
     with RecordedLoad(cluster.client, prefix=b"stopped/") as load:
         load.wait_for_progress()

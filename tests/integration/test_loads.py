@@ -300,6 +300,7 @@ def test_load_that_deletes_and_expires_rows_is_whole_though_a_node_dies_while_it
     assert_copies_are_identical(cluster.status())
 
 
+@pytest.mark.long  # the simulation has loads amid moves
 def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) -> None:
     cluster = make_cluster(
         coordinators=1, setup=Setup(replication_factor=2, coordinator_flags=FEW_PARTITIONS)

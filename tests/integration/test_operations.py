@@ -81,6 +81,7 @@ def held_by(cluster: LocalCluster, name: str) -> int:
     return sum(number in row.replicas and number not in row.adding for row in table.rows)
 
 
+@pytest.mark.long  # test_moves kills the leader, tests/cli waits for moves without one
 def test_rebalance_that_is_waited_for_outlives_the_leader(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:

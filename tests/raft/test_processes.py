@@ -144,7 +144,7 @@ def test_member_that_lost_its_disk_is_refused_and_can_be_replaced(cluster: Clust
 def test_group_grows_and_shrinks_while_it_serves(cluster: Cluster) -> None:
     leader = cluster.wait_for_leader()
     leader.call("load", proposers=16, seconds=0.5, size=COMMAND_BYTES, tag="first-")
-    load = leader.begin("load", proposers=4, seconds=4, size=COMMAND_BYTES, tag="during-")
+    load = leader.begin("load", proposers=4, seconds=2, size=COMMAND_BYTES, tag="during-")
     for member_id in ("m4", "m5"):
         address = free_address()
         newcomer = cluster.members[member_id] = cluster.make_member(member_id, address, {})
