@@ -16,6 +16,7 @@ from koinon_coordinator.config import DATA_LANE
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.server.connections import (
+    Endpoint,
     Received,
     endpoint_of,
     peer_name,
@@ -25,49 +26,81 @@ from koinon_proto.server.connections import (
 from koinon_proto.server.header_floods import (
     ALLOWED_BYTES,
     METADATA_BYTES_MAX,
+    SILENT_S,
+    WINDOWS_BYTES,
     FloodWatch,
     Round,
     UnderWay,
 )
 from koinon_proto.v1 import kv_pb2
 from tests.integration.floods import Flood, blocks_of_small_headers, header_blocks
-from tests.kit.waiting import until, wait_until
+from tests.kit.waiting import until
 from tests.proto.guard_samples import GET, TALK, serving
 
-HERE = ipaddress.IPv4Address("10.0.0.7"), 4_711
+HERE: Endpoint = (ipaddress.IPv4Address("10.0.0.7"), 4_711)
 SIZE = 1 << 20
 
 
-def floods(now: Received, *, read: list[int], under_way: UnderWay | None = None) -> bool:
+IDLE = UnderWay()
+
+
+def floods(
+    *received: Received,
+    read: list[int] | None = None,
+    under_way: UnderWay = IDLE,
+    step_s: float = SILENT_S,
+) -> bool:
+    """Return whether a connection is found to flood that has received so much at each look, of
+    which the loop went round between each two.
+    """
     counted = Round({HERE: Received(SIZE, SIZE)})
-    for size in read:
+    for size in read or ():
         counted.count(HERE, size)
-    grown = Received(SIZE + now.bytes, SIZE + now.sent_bytes)
-    return bool(counted.floods({HERE: grown}, lambda: {HERE: under_way or UnderWay()}))
+    found = False
+    for look, now in enumerate(received):
+        grown = {HERE: Received(SIZE + now.bytes, SIZE + now.sent_bytes)}
+        found = bool(counted.floods(grown, lambda: {HERE: under_way}, look * step_s))
+    return found
 
 
-def test_bytes_beyond_the_allowance_that_no_message_explains_are_a_flood() -> None:
-    assert not floods(Received(ALLOWED_BYTES), read=[])
-    assert floods(Received(ALLOWED_BYTES + 1), read=[])
-    assert not floods(Received(SIZE), read=[SIZE])
-    assert floods(Received(2 * SIZE), read=[SIZE])
+def test_bytes_that_no_call_explains_are_a_flood_once_the_loop_went_round() -> None:
+    few, many = Received(ALLOWED_BYTES), Received(ALLOWED_BYTES + 1)
+    assert not floods(few, few, few)
+    assert not floods(many)
+    assert floods(many, many)
+    assert not floods(many, many, many, step_s=0.0)  # the loop is stuck: no call can be seen
+    assert not floods(many, few, many)
 
 
 def test_calls_explain_their_headers_and_what_they_may_be_sending() -> None:
-    assert not floods(Received(100 * 400), read=[0] * 100)
-    assert floods(Received(100 * 4_000), read=[0] * 100)
-    assert not floods(Received(MAX_MESSAGE_BYTES), read=[], under_way=UnderWay(messages=1))
-    assert floods(Received(MAX_MESSAGE_BYTES), read=[], under_way=UnderWay(waiting=3))
-    assert not floods(Received(3 * 65_536), read=[], under_way=UnderWay(waiting=3))
+    window = Received(WINDOWS_BYTES)
+    assert not floods(Received(SIZE), Received(SIZE), read=[SIZE])
+    assert not floods(*[Received(100 * 400)] * 2, read=[0] * 100)
+    for some in (UnderWay(waiting=1), UnderWay(streams=1), UnderWay(messages=1)):
+        assert not floods(window, window, under_way=some)
+    assert floods(Received(WINDOWS_BYTES + 1), under_way=UnderWay(waiting=300))
+    assert not floods(Received(WINDOWS_BYTES + MAX_MESSAGE_BYTES), under_way=UnderWay(messages=1))
 
 
 def test_flow_control_of_a_reader_of_large_answers_is_no_flood() -> None:
-    assert not floods(Received(200_000, 300 * SIZE), read=[])
-    assert floods(Received(200_000, SIZE), read=[])
+    assert not floods(*[Received(200_000, 300 * SIZE)] * 2)
+    assert floods(*[Received(200_000, SIZE)] * 2)
+
+
+def test_what_a_suspect_has_sent_counts_on_in_the_next_round() -> None:
+    first = Round({HERE: Received()})
+    first.count(HERE, 1_000)
+    half = {HERE: Received(WINDOWS_BYTES // 2)}
+    assert not first.floods(half, dict, 0.0)
+    second = first.next(half)
+    assert not second.floods(half, dict, 0.0)
+    assert second.is_undecided
+    assert second.floods({HERE: Received(WINDOWS_BYTES + 2_000)}, dict, 0.0) == [HERE]
+    assert second.floods(half, dict, SILENT_S) == [HERE]
 
 
 def test_a_new_connection_counts_from_its_beginning() -> None:
-    assert Round({}).floods({HERE: Received(SIZE)}, dict) == [HERE]
+    assert Round({}).floods({HERE: Received(WINDOWS_BYTES + 1)}, dict, 0.0) == [HERE]
 
 
 async def test_a_server_resets_what_floods_and_keeps_what_sends_large_messages() -> None:
@@ -112,7 +145,7 @@ class Context:
         return (("x-long", "a" * (self._size - len("x-long"))),)
 
 
-def test_a_call_with_too_much_metadata_is_refused_and_its_connection_reset() -> None:
+async def test_a_call_with_too_much_metadata_is_refused_and_its_connection_reset() -> None:
     watch = FloodWatch(dict)
     watch.start()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -124,8 +157,8 @@ def test_a_call_with_too_much_metadata_is_refused_and_its_connection_reset() -> 
             watch.check(Context(peer_name(address), METADATA_BYTES_MAX + 1))
         client.settimeout(30.0)
         with contextlib.suppress(ConnectionResetError):
-            assert client.recv(1) == b""
-    wait_until(lambda: watch.closed == 1)
+            assert await asyncio.to_thread(client.recv, 1) == b""
+    await until(lambda: watch.closed == 1)
     watch.stop()
 
 

@@ -122,7 +122,9 @@ class Guard:
             for call in list(lane.receiving):
                 of(call.peer).messages += 1
         for stream in list(self._streams.values()):
-            of(stream.peer()).messages += stream.is_reading
+            found_here = of(stream.peer())
+            found_here.streams += 1
+            found_here.messages += stream.is_reading
         return found
 
     def guarded(self, path: str, handler: Any) -> Any:
@@ -373,8 +375,8 @@ async def _received(call: Call, context: Any, floods: FloodWatch) -> Any:
     finally:
         call.task = None
     size = 0 if raw is EOF else len(raw)
+    floods.count(call.peer, size)  # before it counts as received, for the watching thread
     call.received(size)
-    floods.count(call.peer, size)
     return raw
 
 

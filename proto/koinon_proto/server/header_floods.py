@@ -6,23 +6,29 @@ blocks of 1 MB fill 300 MB a second.
 
 A call that reaches Python with too much metadata shows its connection. Other blocks never reach
 Python: they do not end, or the core still reads them. But the kernel counts what each connection
-has received, and the guard counts what it has read in messages. What is left are headers and
-frames, which is little on every connection that behaves.
+has received, and the guard counts what it has read in messages. What is left are headers, frames,
+and the beginnings of messages of calls that Python has yet to see.
 
-    unexplained = received - messages read - messages under way - a little for each call
+    unexplained = received - messages read - a little for each call and for answers taken
+
+A connection that behaves has a window of 64 KiB for each call that is not read yet, and its calls
+reach Python soon. So a connection floods if it has sent more than all its windows together, or some
+and none of its calls has reached Python in half a second in which the event loop went round.
 
 The watch costs a look at ``/proc/self/statm`` ten times a second. Only while the process's memory
-rises does it look at the connections, in rounds of a second, and close those above their allowance.
-Without ``/proc`` (not Linux) it does nothing.
+rises does it look at the connections, in rounds of a second, and reset those that flood. Without
+``/proc`` (not Linux) it does nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from time import monotonic
@@ -47,13 +53,13 @@ METADATA_BYTES_MAX: Final = 16 * 1024
 """The most bytes of metadata that a call may have."""
 ALLOWED_BYTES: Final = 16 * 1024
 """The bytes of headers and frames that a connection may send in a round beside its calls."""
+WINDOWS_BYTES: Final = 24 << 20
+"""More than the windows of all calls (256 of 64 KiB) that a connection may have open unread."""
+SILENT_S: Final = 0.5
 RISE_BYTES: Final = 16 << 20
 """A rise of the process's memory within a second that is looked into."""
 _CALL_BYTES = 512  # headers of a call, whether or not it has sent its message
-_WINDOW_BYTES = 64 * 1024  # what a call may send before it is admitted
-_SENT_BYTES_A_BYTE = (
-    256  # a connection that takes answers sends flow control: 13 bytes for each 32 KiB
-)
+_SENT_BYTES_A_BYTE = 256  # of answers taken, for a byte of flow control (13 for each 32 KiB)
 _LOOK_S, _LOOKS_A_SECOND = 0.1, 10
 _ROUND_S, _ROUND_LOOK_S = 1.0, 0.05
 _PAGE_BYTES = 4096
@@ -61,58 +67,86 @@ _PAGE_BYTES = 4096
 
 @dataclass(slots=True)
 class UnderWay:
-    """Messages that a connection may be sending and that nobody has read yet."""
+    """The calls of a connection that have reached Python and are not read, and its streams."""
 
-    waiting: int = 0  # calls that wait for their admission
+    waiting: int = 0  # for their admission
     messages: int = 0  # that are being received: of calls that were admitted, and of streams
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of messages that may have come without being counted."""
-        return self.waiting * _WINDOW_BYTES + self.messages * MAX_MESSAGE_BYTES
+    streams: int = 0
 
 
 @dataclass(slots=True)
 class _Read:
-    """The messages that the guard has read from a connection in this round."""
+    """The messages that the guard has read from a connection."""
 
     calls: int = 0
     bytes: int = 0
+    lately: int = 0  # of the calls, in this round
 
 
-@dataclass(slots=True)
 class Round:
     """The counts of one round of a watch, by connection; pure."""
 
-    began: dict[Endpoint, Received]
-    _read: dict[Endpoint, _Read] = field(default_factory=dict)
+    def __init__(self, began: Mapping[Endpoint, Received]) -> None:
+        self._began = dict(began)
+        self._read: dict[Endpoint, _Read] = {}
+        self._silent: dict[Endpoint, float] = {}  # suspects without calls: since when
 
     def count(self, peer: Endpoint, message_bytes: int) -> None:
         """Count a message that was read from the connection."""
         read = self._read.setdefault(peer, _Read())
         read.calls += 1
         read.bytes += message_bytes
+        read.lately += 1
 
     def floods(
         self,
         now: Mapping[Endpoint, Received],
         under_way: Callable[[], Mapping[Endpoint, UnderWay]],
+        progress_s: float,
     ) -> list[Endpoint]:
-        """Return the connections that have sent more than calls explain."""
-        unexplained = {peer: self._unexplained(peer, received) for peer, received in now.items()}
-        suspects = [peer for peer, size in unexplained.items() if size > ALLOWED_BYTES]
+        """Return the connections that flood. ``progress_s``: the seconds in which the event loop
+        went round, from any beginning.
+        """
+        suspects = self._suspects(now)
+        self._silent = {peer: at for peer, at in self._silent.items() if peer in suspects}
         if not suspects:
             return []
-        open_calls = under_way()
-        return [
-            peer
-            for peer in suspects
-            if unexplained[peer] - open_calls.get(peer, UnderWay()).bytes > ALLOWED_BYTES
-        ]
+        found, calls = [], under_way()
+        for peer, unexplained in suspects.items():
+            call = calls.get(peer, UnderWay())
+            if call != UnderWay() or self._read.get(peer, _Read()).lately:
+                self._silent.pop(peer, None)
+            else:
+                self._silent.setdefault(peer, progress_s)
+            is_silent = progress_s - self._silent.get(peer, progress_s) >= SILENT_S
+            if is_silent or unexplained > WINDOWS_BYTES + call.messages * MAX_MESSAGE_BYTES:
+                found.append(peer)
+        return found
+
+    @property
+    def is_undecided(self) -> bool:
+        """True while a connection may turn out to flood."""
+        return bool(self._silent)
+
+    def next(self, now: Mapping[Endpoint, Received]) -> Round:
+        """Return the round after this one. What suspects have sent stays counted."""
+        following, suspects = Round(now), self._suspects(now)
+        for peer in suspects:
+            following._began[peer] = self._began.get(peer, Received())
+            if (read := self._read.get(peer)) is not None:
+                following._read[peer] = _Read(read.calls, read.bytes)
+            if peer in self._silent:
+                following._silent[peer] = self._silent[peer]
+        return following
+
+    def _suspects(self, now: Mapping[Endpoint, Received]) -> dict[Endpoint, int]:
+        """Return the unexplained bytes of the connections that have sent more than is allowed."""
+        unexplained = {peer: self._unexplained(peer, received) for peer, received in now.items()}
+        return {peer: size for peer, size in unexplained.items() if size > ALLOWED_BYTES}
 
     def _unexplained(self, peer: Endpoint, received: Received) -> int:
         """Return the bytes that are neither messages nor what goes with calls and answers."""
-        before, read = self.began.get(peer, Received()), self._read.get(peer, _Read())
+        before, read = self._began.get(peer, Received()), self._read.get(peer, _Read())
         explained = read.bytes + read.calls * _CALL_BYTES
         explained += (received.sent_bytes - before.sent_bytes) // _SENT_BYTES_A_BYTE
         return received.bytes - before.bytes - explained
@@ -133,15 +167,20 @@ class FloodWatch:
         self.closed = 0  # connections, since the start
         self._under_way, self._kept_bytes = under_way, kept_bytes
         self._round: Round | None = None
+        self._switching = threading.Lock()
         self._reported: set[Endpoint] = set()  # by calls, not reset yet
         self._wake = threading.Event()
         self._is_stopping = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._went_round = True  # the loop, since it was asked to say so
+        self._progress_s = 0.0  # in which the loop went round
 
     def count(self, peer: str, message_bytes: int) -> None:
         """Count a message that was read, by gRPC's name of the peer."""
-        current = self._round
-        if current is not None and (place := endpoint_of(peer)) is not None:
-            current.count(place, message_bytes)
+        if self._round is not None and (place := endpoint_of(peer)) is not None:
+            with self._switching:
+                if self._round is not None:
+                    self._round.count(place, message_bytes)
 
     def check(self, context: Any) -> None:
         """Have the connection of a call with too much metadata reset.
@@ -159,7 +198,8 @@ class FloodWatch:
             )
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Watch from now on, beside the running loop."""
+        self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="flood-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -174,20 +214,34 @@ class FloodWatch:
             if size - min(lately) > RISE_BYTES:
                 while self._look_for_a_round():
                     lately.clear()
+                self._round = None
             self._wait(_LOOK_S)
 
     def _look_for_a_round(self) -> bool:
-        """Reset what floods within a second from now; return whether something did."""
-        self._round = Round(received_by_port(self.ports))
+        """Reset what floods within a second from now; return whether to look on."""
+        now = received_by_port(self.ports)
+        with self._switching:  # no message may be counted in neither of the rounds
+            current = self._round = Round(now) if self._round is None else self._round.next(now)
         closed, until = self.closed, monotonic() + _ROUND_S
         while monotonic() < until and not self._is_stopping:
             self._wait(_ROUND_LOOK_S)
-            self._reset(self._round.floods(received_by_port(self.ports), self._under_way))
-        self._round = None
-        if self.closed == closed:
-            return False
-        memory.trim(self._kept_bytes)  # gRPC has freed what it read; the system should have it
-        return not self._is_stopping
+            self._follow_loop()
+            now = received_by_port(self.ports)
+            self._reset(current.floods(now, self._under_way, self._progress_s))
+        if self.closed > closed:
+            memory.trim(self._kept_bytes)  # gRPC has freed what it read; the system should have it
+        return (self.closed > closed or current.is_undecided) and not self._is_stopping
+
+    def _follow_loop(self) -> None:
+        """Count the time between two looks if the loop went round meanwhile."""
+        if self._went_round and self._loop is not None:
+            self._went_round = False
+            self._progress_s += _ROUND_LOOK_S
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._note_round)
+
+    def _note_round(self) -> None:
+        self._went_round = True
 
     def _wait(self, seconds: float) -> None:
         """Wait, or reset the connections of calls with too much metadata, once there are some."""
