@@ -4,6 +4,7 @@ copy that a consumer keeps is what the cluster holds.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -18,7 +19,8 @@ import pytest
 
 import koinon
 from koinon.client import Client
-from koinon.core.feeds import FeedPositions
+from koinon.core.feeds import FeedPositions, PartitionPosition
+from koinon.driver.change_feed import ChangeFeed, FeedQuery
 from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.plans import PlanKind, PlanRequest
@@ -153,6 +155,37 @@ def test_positions_of_elsewhere_are_refused(cluster: LocalCluster) -> None:
             next(client.changes(since=type(positions)(positions.cluster_id, 99, {})))
         with pytest.raises(InvalidArgumentError, match="not the text of feed positions"):
             next(client.changes(since=text[:-20]))
+
+
+async def test_feed_takes_partitions_on_and_leaves_them_while_it_runs(
+    cluster: LocalCluster,
+) -> None:
+    place = partitioner("murmur2", 1024).partition_of
+    first, second = b"partial/1", b"partial/2"
+    async with koinon.aio.connect(cluster.coordinators) as client:
+        engine = client._engine
+        feed = ChangeFeed(engine, engine.target, FeedQuery(is_partial=True), None)
+
+        async def told() -> list[tuple[bytes, bytes | None]]:
+            while not (batch := await feed.next()):
+                pass
+            return [(change.key, change.value) for change in batch]
+
+        await client.put_many({first: b"1", second: b"1"})
+        feed.add({place(first): PartitionPosition()})
+        assert await told() == [(first, b"1")]
+        feed.add({place(second): PartitionPosition()})
+        assert await told() == [(second, b"1")]
+        before = feed.positions[place(first)]
+        await client.put(first, b"2")
+        await asyncio.sleep(0.1)  # it may be read, and waits to be taken
+        feed.remove([place(first)])
+        await client.put_many({first: b"3", second: b"2"})
+        assert await told() == [(second, b"2")]
+        assert place(first) not in feed.positions
+        feed.add({place(first): before})
+        assert (await told())[-1] == (first, b"3")
+        feed.close()
 
 
 def test_watch_prints_changes_and_goes_on_where_it_stopped(

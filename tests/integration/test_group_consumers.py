@@ -13,6 +13,7 @@ import koinon
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import (
+    ClientClosedError,
     InvalidArgumentError,
     MemberFencedError,
     StaleGenerationError,
@@ -156,6 +157,16 @@ def test_member_is_fenced_by_its_name(client: Client, groups: ScriptedGroups) ->
     groups.refusal = MemberFencedError(group="f", member_id="a")
     with client.group("f", member="a") as group, pytest.raises(MemberFencedError):
         next(group)
+
+
+def test_closed_client_ends_the_iteration(cluster: LocalCluster, groups: ScriptedGroups) -> None:
+    client = cluster.client()
+    groups.grant("a", P, generation=1)
+    with client.group("c", member="a") as group:
+        wait_owning(group)
+        client.close()
+        with pytest.raises(ClientClosedError):
+            next(group)
 
 
 async def test_asyncio_group(cluster: LocalCluster, groups: ScriptedGroups) -> None:

@@ -51,7 +51,7 @@ class Counters:
 
     def share(self, *names: str) -> None:
         """Grant all partitions anew, to these members in turn, whoever holds them."""
-        self._generation += 1
+        self._generation += 1_000
         for at, name in enumerate(names):
             self._groups.grant(name, *PARTITIONS[at :: len(names)], generation=self._generation)
 

@@ -13,8 +13,13 @@ A partition that is granted goes through these phases:
 partition is given back only once the consumer was told, so the consumer can commit what it has
 done; a consumer that does not ask for more within a session loses the partition.
 
-Safety does not rest on this module: a commit carries the generation of its grant, and the primary
-refuses it once another member has claimed the cursor.
+A generation is held once: a grant that was lost or given back is not claimed again, even if an
+answer names it again. Else a commit of changes that were delivered before the loss would move the
+cursor under the feed that began after it. The coordinators see that the partition is not held, and
+grant it with a higher generation.
+
+Between members, safety does not rest on this module: a commit carries the generation of its grant,
+and the primary refuses it once another member has claimed the cursor.
 
 Pure: all times are seconds of one clock that never goes back, given by the caller.
 """
@@ -89,6 +94,7 @@ class Membership:
         self.known_revision = 0  # of the last answer; 0: there was none in this session
         self.number = 0  # of the last request
         self.valid_until = 0.0  # the end of the session; 0: none has begun
+        self._spent: dict[int, int] = {}  # the generation in which a partition was held last
         self._lost: set[int] = set()  # lost, and the consumer was not told
         self._told: dict[int, Grant] = {}  # the consumer is being told that these are revoked
 
@@ -121,10 +127,14 @@ class Membership:
             if granted.get(p) == holding.grant:
                 continue
             if holding.phase in (Phase.CLAIMING, Phase.CLAIMED):
-                del self.holdings[p]
+                self._drop(p)
             elif holding.phase is Phase.OWNED:
                 holding.phase, holding.revoked_at = Phase.REVOKED, now
-        fresh = [p for p in granted if p not in self.holdings]
+        fresh = [
+            p
+            for p, grant in granted.items()
+            if p not in self.holdings and grant.generation > self._spent.get(p, 0)
+        ]
         self.holdings.update((p, Holding(granted[p])) for p in fresh)
         return fresh
 
@@ -175,8 +185,13 @@ class Membership:
     def lose(self, partition_ids: Iterable[int]) -> None:
         """Hold these partitions no more; tell the consumer if it knew of them."""
         for p in partition_ids:
-            if self.holdings.pop(p).phase in (Phase.OWNED, Phase.REVOKED):
+            if self._drop(p).phase in (Phase.OWNED, Phase.REVOKED):
                 self._lost.add(p)
+
+    def _drop(self, p: int) -> Holding:
+        holding = self.holdings.pop(p)
+        self._spent[p] = holding.grant.generation
+        return holding
 
     # --- the consumer ----------------------------------------------------------------------
 
@@ -207,7 +222,7 @@ class Membership:
             if p in self.holdings and self.holdings[p].grant == grant
         ]
         for p in back:
-            del self.holdings[p]
+            self._drop(p)
         self._told = {}
         return back
 

@@ -57,9 +57,13 @@ Since = FeedPositions | str | Literal["now"] | None
 first.
 """
 
-QUEUE_MESSAGES: Final = 8
-"""The nodes' messages that are received and not yet given to the caller. A message has half a MiB,
-or more if an atomic batch is larger.
+QUEUE_BYTES: Final = 4 * 1024 * 1024
+"""The bytes of nodes' messages that are received and not yet given to the caller, beyond which no
+more are received. A message has half a MiB, or more if an atomic batch is larger.
+"""
+BATCH_BYTES: Final = 512 * 1024
+"""Messages that have arrived are given to the caller in one batch, up to so many bytes: a slow
+caller gets fewer and larger batches.
 """
 TIMEOUT_MS: Final = 60_000
 """The default timeout: a partition that no node serves for this long ends the feed."""
@@ -102,6 +106,7 @@ class _Read:
     """One message of a node, and the partitions' positions after it."""
 
     message: Any
+    size: int = 0  # bytes
     parts: list[FeedPart] = field(default_factory=list)
     positions: dict[int, PartitionPosition] = field(default_factory=dict)
     caught_up: set[int] = field(default_factory=set)
@@ -148,6 +153,7 @@ class ChangeFeed:
         self._outdated: set[str] = set()  # addresses whose streams send removed partitions, too
         self._failing: dict[int, _Failing] = {}
         self._queue: deque[_Read] = deque()
+        self._queued_bytes = 0
         self._error: BaseException | None = None  # the error that ends the feed
         self._refused: deque[KoinonError] = deque()  # errors that ended single partitions
         self._opened = self._closed = False
@@ -195,7 +201,7 @@ class ChangeFeed:
                 async with asyncio.timeout(max(0.0, deadline - self._engine.now())):
                     await self._arrived.wait()
             except TimeoutError:
-                return self._batch(_Read(feed_pb2.ChangesResponse()))
+                return self._batch(())
 
     def take(self) -> tuple[ChangeBatch, Sequence[FeedPart]] | None:
         """Return the next batch that was read, and its parts, or None. Opens the feed at its first
@@ -208,14 +214,19 @@ class ChangeFeed:
         if not self._opened:
             self._opened = True
             self._engine.spawn(self._keep_streams_open())
-        was_behind = bool(self._behind)
-        while self._queue:
+        was_behind, size = bool(self._behind), 0
+        reads: list[_Read] = []
+        while self._queue and size < BATCH_BYTES:
             read = self._queue.popleft()
-            self._room.set()
             self._given.update(read.positions)
             self._behind = (self._behind | read.behind) - read.caught_up
-            if any(part.rows for part in read.parts) or was_behind != bool(self._behind):
-                return self._batch(read), read.parts
+            size += read.size
+            reads.append(read)
+        self._queued_bytes -= size
+        self._room.set()
+        parts = closed_up([part for read in reads for part in read.parts])
+        if any(part.rows for part in parts) or was_behind != bool(self._behind):
+            return self._batch(reads), parts
         if self._error is not None:
             raise self._error
         if self._refused:
@@ -263,19 +274,22 @@ class ChangeFeed:
         self._closed = True
         self._wake.set()
 
-    def _batch(self, read: _Read) -> ChangeBatch:
-        message = read.message
-        values: list[bytes | None] = list(message.values)
-        for row in message.deletes:
-            values[row] = None
-        keys, versions = list(message.keys), list(message.versions)
-        expires_at_ms = [at or None for at in message.expires_at_ms]
-        if read.is_cut:
-            rows = [row for part in read.parts for row in range(part.start, part.end)]
-            keys, values = [keys[row] for row in rows], [values[row] for row in rows]
-            versions = [versions[row] for row in rows]
-            expires_at_ms = [expires_at_ms[row] for row in rows]
-            read.parts = closed_up(read.parts)
+    def _batch(self, reads: Sequence[_Read]) -> ChangeBatch:
+        keys: list[bytes] = []
+        values: list[bytes | None] = []
+        versions: list[int] = []
+        expires_at_ms: list[int | None] = []
+        for read in reads:
+            message = read.message
+            found: list[bytes | None] = list(message.values)
+            for row in message.deletes:
+                found[row] = None
+            pieces = [slice(part.start, part.end) for part in read.parts if part.rows]
+            for piece in pieces if read.is_cut else (slice(None),):
+                keys += message.keys[piece]
+                values += found[piece]
+                versions += message.versions[piece]
+                expires_at_ms += (at or None for at in message.expires_at_ms[piece])
         return ChangeBatch(
             keys=keys,
             values=values,
@@ -412,12 +426,13 @@ class ChangeFeed:
 
     async def _deliver(self, message: Any, partition_ids: set[int]) -> None:
         """Queue a message for the caller once there is room, and advance the read positions."""
-        while len(self._queue) >= QUEUE_MESSAGES:
+        while self._queued_bytes >= QUEUE_BYTES:
             self._room.clear()
             await self._room.wait()
         read = self._read_of(message)
         read.drop(read.positions.keys() - partition_ids)  # removed meanwhile
         self._queue.append(read)
+        self._queued_bytes += read.size
         self._read_to.update(read.positions)
         self._arrived.set()
         refusals = {one.partition_id: one.error for one in message.refusals}
@@ -430,7 +445,7 @@ class ChangeFeed:
 
     def _read_of(self, message: Any) -> _Read:
         """Return a message with its parts and positions."""
-        read = _Read(message)
+        read = _Read(message, message.ByteSize())
         row = 0
         for advance in message.advances:
             place = advance.position

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Self, TypedDict
 
 from koinon.core.atomic import PartitionOperations
@@ -18,7 +19,7 @@ from koinon.driver.group_consumer import (
     Start,
     Strategy,
 )
-from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.errors import ClientClosedError, InvalidArgumentError
 from koinon_proto.contract.table import MAX_ATOMIC_OPERATIONS
 
 
@@ -332,7 +333,8 @@ class Group(GroupMember):
             if kind is None and self._on_revoked is not None and self.partitions:
                 self._on_revoked(self.partitions)
         finally:
-            self._run(self._leave())
+            with suppress(ClientClosedError):
+                self._run(self._leave())
 
     def __iter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -138,10 +138,9 @@ class GroupConsumer:
         self._commits = 0
         self._may_commit = asyncio.Event()
         self._may_commit.set()
-        self._tasks = [
-            asyncio.create_task(self._attend()),
-            asyncio.create_task(self._commit_progress()),
-        ]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._attend())
+        self._spawn(self._commit_progress())
 
     # --- for the consumer ------------------------------------------------------------------
 
@@ -172,7 +171,7 @@ class GroupConsumer:
                 return None
 
     def _take(self) -> OwnershipChange | KeyspaceChanges | None:
-        if self._closed:
+        if self._closed or self._engine.closed:
             raise ClientClosedError
         membership = self.membership
         if membership.expire(self._engine.now()):
@@ -553,10 +552,12 @@ class GroupConsumer:
         self.membership.lose(list(self.membership.holdings))
         self._arrived.set()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this until it ends, or the consumer or the client is closed."""
         task = asyncio.create_task(work)
-        self._tasks.append(task)
-        task.add_done_callback(self._tasks.remove)
+        for tasks in (self._tasks, self._engine.tasks):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
     async def close(self, *, leaves: bool) -> None:
         """End the membership; with ``leaves`` the group's other members get its partitions at once.
@@ -565,10 +566,9 @@ class GroupConsumer:
         if self._closed:
             return
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for feed in self._feeds.values():
             feed.close()
         if leaves and self._group_id and not self._engine.closed:

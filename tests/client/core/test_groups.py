@@ -85,6 +85,20 @@ def test_lost_partition_is_told_before_it_is_granted_again() -> None:
     assert member.changes() == OwnershipChange(granted=[1])
 
 
+def test_generation_is_held_once() -> None:
+    """What was delivered before the loss may still be committed under the generation."""
+    member = owning(1, 2, 3)
+    member.refused(1, 1)
+    member.answered(grants(1, 3), 2, 1.0, 1.0)
+    member.changes()
+    assert member.told() == [2]
+    assert member.answered(grants(1, 2, 3), 3, 2.0, 2.0) == []
+    assert member.held() == {1: [(3, 1)]}
+    assert member.expire(99.0)
+    assert member.answered(grants(1, 2, 3), 3, 99.0, 99.0) == []
+    assert member.answered(grants(1, 2, 3, generation=2), 4, 99.0, 99.0) == [1, 2, 3]
+
+
 def test_everything_is_lost_at_the_end_of_the_session() -> None:
     member = owning(1)
     assert not member.expire(SESSION_S - 0.1)

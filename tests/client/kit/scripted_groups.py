@@ -56,6 +56,8 @@ class ScriptedGroups(groups_pb2_grpc.GroupsServicer):
         member = request.member_id
         with self.changed:
             self.requests[member] = request
+            if request.known_revision == self._revisions.get(member, 1):
+                self._take_back(member)
             third_s = request.session_ms / 3000
             if self._revisions.get(member, 1) == request.known_revision:
                 self.changed.wait(third_s)
@@ -77,6 +79,17 @@ class ScriptedGroups(groups_pb2_grpc.GroupsServicer):
                 ],
                 members=1,
             )
+
+    def _take_back(self, member: str) -> None:
+        """Grant anew what the member has given back, unless it is another's by now."""
+        own = self.granted.get(member, {})
+        others = [granted for name, granted in self.granted.items() if name != member]
+        for p in own.keys() - set(self.held(member)):
+            newest = max((granted.get(p, 0) for granted in others), default=0)
+            generation = own.pop(p)
+            if generation > newest:
+                own[p] = generation + 1
+            self._revisions[member] = self._revisions.get(member, 1) + 1
 
     def Leave(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.left.append(request.member_id)
