@@ -16,6 +16,8 @@ import hiredis
 import pytest
 
 import koinon
+from koinon.core.cursor_rows import CursorAction, CursorRows, CursorWork
+from koinon.core.feeds import PartitionPosition
 from koinon_node.resp.commands.spec import Spec
 from koinon_node.resp.commands.table import ALL
 from koinon_proto.contract.access import (
@@ -28,7 +30,7 @@ from koinon_proto.contract.access import (
     User,
     make_token,
 )
-from koinon_proto.contract.errors import PermissionDeniedError, UnauthenticatedError
+from koinon_proto.contract.errors import KoinonError, PermissionDeniedError, UnauthenticatedError
 from koinon_proto.security.bundle import BundleFile
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.v1 import errors_pb2
@@ -152,6 +154,32 @@ def test_a_feed_needs_its_right_on_all_of_the_prefix_and_ends_with_it(servers: S
                     pass
     finally:
         servers.set_access(access(4))
+
+
+def test_cursors_need_the_right_to_feed_the_whole_keyspace(servers: Servers) -> None:
+    users = [User(name=name, roles=(name,)) for name in ("part", "whole")]
+    roles = [
+        Role(name="part", grants=(allow(Action.FEED, prefix=b"app:"),)),
+        Role(name="whole", grants=(allow(Action.FEED),)),
+    ]
+    before = access(1).state
+    known = replace(before, version=5, roles=(*before.roles, *roles), users=(*before.users, *users))
+
+    def failures(user: str, action: CursorAction) -> set[type[KoinonError]]:
+        with client(servers, Kind.USER, user) as found:
+            rows = {0: (1, PartitionPosition())}
+            work = CursorWork(action=action, keyspace_id=0, group_id=1, member_id="m", rows=rows)
+            operation = CursorRows(work, found._engine.policy)
+            found._run(found._engine.rows.run(operation, 5_000))
+            return set(map(type, operation.failures.values()))
+
+    servers.set_access(Access(known))
+    try:
+        for action in CursorAction:
+            assert failures("part", action) == {PermissionDeniedError}
+            assert failures("whole", action) == set()
+    finally:
+        servers.set_access(access(6))
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])

@@ -26,8 +26,11 @@ from koinon_proto.server.admission import Places
 from koinon_proto.server.rpc import typed_stream
 from koinon_proto.v1 import feed_pb2, feed_pb2_grpc
 
-FEEDS_MAX: Final = 64
-"""The most feeds open at once."""
+FEEDS_MAX: Final = 256
+"""The most feeds open at once: each consumer of a group has one at each node. A feed holds a
+message and a page of a backfill, half a MiB each.
+"""
+_CONNECTION_MAX = 8  # feeds on one connection
 WRITE_S: Final = 30.0
 """The longest time, in seconds, in which a reader must accept a message."""
 
@@ -39,7 +42,10 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._feeds = feeds
         self._state = state
         self._places = Places(
-            "change feeds", places=FEEDS_MAX, host=FEEDS_MAX // 2, connection=FEEDS_MAX // 8
+            "change feeds",
+            places=FEEDS_MAX,
+            host=FEEDS_MAX // 2,
+            connection=_CONNECTION_MAX,
         )
 
     @typed_stream
