@@ -143,6 +143,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.forced_meanwhile: set[int] = set()
         self.advertised = ""  # where the others find it
         self.refusals: list[admin_pb2.PlanRefusal] = []
+        self.node_loads: dict[int, tuple[float, float]] = {}  # before and after a plan by load
         self.generation = 1
         self.stale_after_plan = 0
         self.moves: list[admin_pb2.MoveStatus] = []
@@ -262,9 +263,15 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             plan.moves.add(partition_id=p, origin=origin, target=target, reason=self.reason)
         for number in self.table.nodes:
             before = sum(number in row.replicas for row in self.table.rows)
-            plan.before.add(node_number=number, replicas=before, primaries=2)
+            had, has = self.node_loads.get(number, (0.0, 0.0)) if request.by else (0.0, 0.0)
+            part = 1.0 if had or has else 0.0
+            plan.before.add(
+                node_number=number, replicas=before, primaries=2, load=had, capacity=part
+            )
             gains = sum((number in t) - (number in o) for _, o, t in self.planned)
-            plan.after.add(node_number=number, replicas=before + gains, primaries=2)
+            plan.after.add(
+                node_number=number, replicas=before + gains, primaries=2, load=has, capacity=part
+            )
         plan.refusals.extend(self.refusals)
         if self.stale_after_plan:
             self.stale_after_plan -= 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 SCALARS: dict[type[Any], st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     bytes: st.binary(max_size=8),
+    float: st.floats(0, 2**60),
     int: st.integers(0, 2**32 - 1),
     str: st.text(max_size=8),
 }

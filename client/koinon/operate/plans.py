@@ -25,15 +25,29 @@ class PlanKind(IntEnum):
     REPLICATION_FACTOR = 4
 
 
+class PlanBy(IntEnum):
+    """The measure by which a rebalance makes nodes even; numbers are those of the wire."""
+
+    COUNT = 0
+    LOAD = 1
+    BYTES = 2
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """A request for a plan: ``node_id`` for a drain, both nodes for a replacement."""
+    """A request for a plan: ``node_id`` for a drain, both nodes for a replacement; of a rebalance
+    by load or bytes, the percentage of the mean that the busiest node may have (0: 130), and
+    whether only leaders may change.
+    """
 
     kind: PlanKind
     node_id: str = ""
     with_node_id: str = ""
     replication_factor: int = 0
     keyspace: str = ""
+    by: PlanBy = PlanBy.COUNT
+    target_percent: int = 0
+    leaders_only: bool = False
 
     def to_proto(self) -> admin_pb2.PlanRequest:
         return admin_pb2.PlanRequest(
@@ -42,6 +56,9 @@ class PlanRequest:
             with_node_id=self.with_node_id,
             replication_factor=self.replication_factor,
             keyspace=self.keyspace,
+            by=cast(Any, int(self.by)),
+            target_percent=self.target_percent,
+            leaders_only=self.leaders_only,
         )
 
 
@@ -65,11 +82,16 @@ class PlannedMove:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeBalance:
-    """The numbers of a node's replicas, and of the partitions whose preferred primary it is."""
+    """The numbers of a node's replicas, and of the partitions whose preferred primary it is. Of
+    plans by load (in cores) or bytes also the load, and the part of the whole that the node should
+    have, relative to other nodes' parts.
+    """
 
     node_number: int
     replicas: int
     primaries: int
+    load: float = 0.0
+    capacity: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

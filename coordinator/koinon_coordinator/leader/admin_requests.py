@@ -35,6 +35,7 @@ from koinon_coordinator.core.decide.admin_requests import (
     refusal,
 )
 from koinon_coordinator.core.decide.copy_progress import Progress
+from koinon_coordinator.core.decide.load_plans import LoadTask, PlanBy, planned_by_load
 from koinon_coordinator.core.decide.move_scheduler import (
     moves_by_node,
     short_of_room,
@@ -46,6 +47,7 @@ from koinon_coordinator.core.decide.plan_requests import (
     PlanWish,
     accepted,
     plan_task,
+    plan_task_by_load,
     planned,
 )
 from koinon_coordinator.core.decide.room import Shortage
@@ -57,6 +59,8 @@ from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeS
 
 log = logging.getLogger(__name__)
 
+SHOWN_MAX, SHOWN_S_MAX = 8, 600.0
+"""Plans by load are kept to be executed: so many, for so long."""
 PLANS_MAX = 3
 """The most times a plan is made while the state keeps changing."""
 
@@ -70,6 +74,16 @@ class MoveView:
     waits_for: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownPlan:
+    """A plan by load or bytes that was shown, with its input."""
+
+    wish: PlanWish
+    task: LoadTask
+    made: Planned
+    shown_at: float  # monotonic seconds
+
+
 class AdminRequests:
     """Plans and executes operators' requests, during one term.
 
@@ -80,6 +94,7 @@ class AdminRequests:
     def __init__(self, term: LeaderContext, mover: Mover) -> None:
         self._term = term
         self._mover = mover
+        self._shown: dict[str, ShownPlan] = {}  # by plan id, oldest first
 
     # --- plans and moves ----------------------------------------------------------------------
 
@@ -91,6 +106,8 @@ class AdminRequests:
             ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
         """
         self._term.check_cluster("")
+        if wish.by is not PlanBy.COUNT:
+            return await self._plan_by_load(wish)
         task = plan_task(self._term.state, wish, self._mover.room())
         for _ in range(PLANS_MAX):
             made = await self._term.computed(partial(planned, task))
@@ -100,6 +117,34 @@ class AdminRequests:
                 break
         return made
 
+    async def _plan_by_load(self, wish: PlanWish) -> Planned:
+        """Return a plan by load or bytes, and keep it: minutes later, planning would give another
+        one.
+        """
+        task = plan_task_by_load(self._term.state, wish, self._mover.load_facts())
+        made = Planned(plan=await self._term.computed(partial(planned_by_load, task)))
+        self._term.check_cluster("")
+        self._shown.pop(made.plan.plan_id, None)
+        self._shown[made.plan.plan_id] = ShownPlan(
+            wish=wish, task=task, made=made, shown_at=self._term.clock()
+        )
+        while len(self._shown) > SHOWN_MAX:
+            del self._shown[next(iter(self._shown))]
+        return made
+
+    def _still_valid(self, wish: PlanWish, plan_id: str) -> Planned | None:
+        """Return the plan by load that was shown for this wish, if it is not old, and all replicas
+        and nodes are as they were then.
+        """
+        shown = self._shown.get(plan_id)
+        if shown is None or shown.wish != wish:
+            return None
+        if self._term.clock() - shown.shown_at > SHOWN_S_MAX:
+            return None
+        self._term.check_cluster("")
+        now = plan_task_by_load(self._term.state, wish, self._mover.load_facts())
+        return shown.made if now.places == shown.task.places else None
+
     async def execute(self, wish: PlanWish, plan_id: str) -> None:
         """Queue the moves of the plan that was shown as ``plan_id``. A node that it empties is
         first set to draining, so that it gets no more replicas.
@@ -108,7 +153,7 @@ class AdminRequests:
             PlanStaleError: planning now gives another plan.
             ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
         """
-        made = await self.plan(wish)
+        made = self._still_valid(wish, plan_id) or await self.plan(wish)
         if made.plan.plan_id != plan_id:
             raise PlanStaleError(plan_id=plan_id, current_plan_id=made.plan.plan_id)
         if made.plan.refusals and not made.plan.moves and wish.kind is not PlanKind.REBALANCE:

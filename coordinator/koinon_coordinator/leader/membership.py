@@ -40,6 +40,7 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.cluster.image import NodeRecord
 from koinon_coordinator.core.decide.copy_progress import Progress
 from koinon_coordinator.core.decide.host_commands import HostCommands
+from koinon_coordinator.core.decide.load_plans import NodeLoad
 from koinon_coordinator.core.decide.registrations import (
     HELD_RETRY_MS,
     Registration,
@@ -62,6 +63,7 @@ from koinon_proto.contract.cluster_errors import (
 )
 from koinon_proto.contract.errors import UnknownFateError
 from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionId
+from koinon_proto.v1.membership_pb2 import NodeLoad as NodeLoadMessage
 from koinon_proto.v1.membership_pb2 import NodeStats, PartitionSizes
 
 log = logging.getLogger(__name__)
@@ -71,15 +73,16 @@ REGISTER_ATTEMPTS_MAX = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReport:
-    """A node's report in a heartbeat. ``progress``: of replicas that are not in sync. ``sizes``:
-    None if they are not reported now. ``access_version`` and ``table_version``: the versions that
-    the node uses. ``erased``: ids of dropped keyspaces without data on the node.
+    """A node's report in a heartbeat. ``progress``: of replicas that are not in sync. ``sizes``
+    and ``load``: None if they are not reported now. ``access_version`` and ``table_version``: the
+    versions that the node uses. ``erased``: ids of dropped keyspaces without data on the node.
     """
 
     stats: NodeStats = field(default_factory=NodeStats)
     hosted: Sequence[HostedPartition] = ()
     progress: Sequence[Progress] = ()
     sizes: PartitionSizes | None = None
+    load: NodeLoadMessage | None = None
     access_version: int = 0
     table_version: int = 0
     erased: Sequence[int] = ()
@@ -300,6 +303,8 @@ class Members:
                 current_node_epoch=record.info.node_epoch,
             )
         self._note_stats(number, report)
+        if report.load is not None:
+            self._mover.note_load(number, _load(report.load))
         self._record_hosted(record, report.hosted, now)
         self._mover.note_progress(number, report.progress)
         return self._hosting.due(number, term.state.assigned_to(number), now)
@@ -470,3 +475,15 @@ class Members:
         """
         hangs_ms = self._times.session_timeout_s * 1000 / 3
         return frozenset(n for n, stats in self.stats.items() if stats.commit_out_ms > hangs_ms)
+
+
+def _load(message: NodeLoadMessage) -> NodeLoad:
+    return NodeLoad(
+        observed_s=message.observed_ms / 1000,
+        work=message.work,
+        busy=message.busy,
+        lead=dict(zip(message.partition_ids, message.lead, strict=False)),
+        follow=dict(zip(message.partition_ids, message.follow, strict=False)),
+        rest_lead=message.rest_lead,
+        rest_follow=message.rest_follow,
+    )

@@ -23,6 +23,7 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.decide.admin_requests import names
 from koinon_coordinator.core.decide.copy_progress import Pace, Progress, received_since
+from koinon_coordinator.core.decide.load_plans import LoadFacts, NodeLoad, RecentMoves
 from koinon_coordinator.core.decide.move_scheduler import Fences, next_step, short_of_room
 from koinon_coordinator.core.decide.plan_requests import (
     RepairTask,
@@ -69,6 +70,8 @@ class Mover:
         self._plans: dict[str, tuple[int, float]] = {}  # plan under way -> (moves, begin)
         self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}  # nodes' last reports
         self.uses: dict[NodeNumber, NodeUse] = {}  # of nodes that reported in this term
+        self.loads: dict[NodeNumber, NodeLoad] = {}  # likewise
+        self._recent = RecentMoves()
         self.pace = Pace(term.began_at)  # bytes per second, over all these replicas
 
     def note_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
@@ -86,6 +89,16 @@ class Mover:
         self.uses[number] = use
         if is_first and self._wake is not None:
             self._wake.set()  # moves to the node waited for its first report
+
+    def note_load(self, number: NodeNumber, load: NodeLoad) -> None:
+        """Keep a node's last report of its load."""
+        self.loads[number] = load
+
+    def load_facts(self) -> LoadFacts:
+        """Return what plans by load rest on, besides the state."""
+        now = self._term.clock()
+        self._recent.observe(self._term.state.moves.keys(), now)
+        return LoadFacts(room=self.room(), loads=self.loads, resting=self._recent.resting(now))
 
     def room(self) -> Room:
         """Return the nodes' room for replicas, by their reports."""
@@ -110,6 +123,7 @@ class Mover:
                 await wake.wait()
                 wake.clear()
                 await asyncio.sleep(0)  # waiters for the table run first
+                self._recent.observe(self._term.state.moves.keys(), self._term.clock())
                 self._log_ended_plans()
                 try:
                     await self._advance_moves()

@@ -22,6 +22,7 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.decide.copy_progress import Progress, Stage
 from koinon_coordinator.core.decide.keyspace_requests import Alteration
+from koinon_coordinator.core.decide.load_plans import PlanBy
 from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_coordinator.core.decide.registrations import check_requested_address
 from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
@@ -46,6 +47,11 @@ _KINDS = {
     admin_pb2.PLAN_KIND_DRAIN: PlanKind.DRAIN,
     admin_pb2.PLAN_KIND_REPLACE: PlanKind.REPLACE,
     admin_pb2.PLAN_KIND_REPLICATION_FACTOR: PlanKind.REPLICATION_FACTOR,
+}
+_MEASURES = {
+    admin_pb2.PLAN_BY_COUNT: PlanBy.COUNT,
+    admin_pb2.PLAN_BY_LOAD: PlanBy.LOAD,
+    admin_pb2.PLAN_BY_BYTES: PlanBy.BYTES,
 }
 _STAGES = {int(stage): stage for stage in Stage}
 PROGRESS = codec(
@@ -385,6 +391,8 @@ def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise InvalidArgumentError(field="kind", reason=f"{request.kind} is no kind of plan")
+    if request.by not in _MEASURES:
+        raise InvalidArgumentError(field="by", reason=f"{request.by} is no measure of a plan")
     if kind is PlanKind.REPLICATION_FACTOR:
         concerns(request.keyspace or DEFAULT)
     return PlanWish(
@@ -393,6 +401,9 @@ def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
         with_node_id=request.with_node_id,
         replication_factor=request.replication_factor,
         keyspace=request.keyspace,
+        by=_MEASURES[request.by],
+        target_percent=request.target_percent,
+        leaders_only=request.leaders_only,
     )
 
 

@@ -219,6 +219,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             hosted=list(map(_HOST_COMMAND.decode, request.hosted)),
             progress=list(map(PROGRESS.decode, request.progress)),
             sizes=request.sizes if request.HasField("sizes") else None,
+            load=request.load if request.HasField("load") else None,
             access_version=request.access_version,
             table_version=request.table_version,
             erased=request.erased_keyspaces,

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
-from koinon_coordinator.core.planning.by_load import LoadLayout, LoadPlan
-from koinon_coordinator.core.planning.model import PlanNode, Replicas
+from koinon_coordinator.core.planning.model import LoadLayout, LoadPlan, PlanNode, Replicas
 from koinon_proto.contract.table import NodeNumber, PartitionId
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.core.planning.by_load import LoadAim, LoadLayout, plan_pool
-from koinon_coordinator.core.planning.model import RefusalCode
+from koinon_coordinator.core.planning.by_load import plan_pool
+from koinon_coordinator.core.planning.model import LoadAim, LoadLayout, RefusalCode
 from koinon_proto.contract.table import NodeNumber, PartitionId
 from tests.coordinator.planning.load_layouts import (
     executed,

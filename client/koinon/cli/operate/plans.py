@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ from koinon.cli.console.units import UINT32_MAX
 from koinon.cli.operate.move_control import PANEL, NodeId, follow, steps
 from koinon.operate.admin import Admin
 from koinon.operate.judge.plan_costs import BalanceAnswer, Costed, PlanAnswer, plan_answer
-from koinon.operate.plans import Plan, PlanKind, PlannedMove, PlanRequest
+from koinon.operate.plans import Plan, PlanBy, PlanKind, PlannedMove, PlanRequest
 from koinon.operate.replicas import Replicas
 from koinon.operate.wording import bytes_text, count, duration_text, name_order, ranges
 from koinon_proto.contract.cluster_errors import PlanStaleError
@@ -60,13 +61,59 @@ class Aim:
     at_end: str = ""
 
 
-@command(app, panel=PANEL, examples=["admin rebalance --dry-run", "admin rebalance --wait"])
-def rebalance(session: Session, *, how: How) -> Reply:
+class Measure(StrEnum):
+    """The values of ``--by``."""
+
+    COUNT = "count"
+    LOAD = "load"
+    BYTES = "bytes"
+
+
+@command(
+    app,
+    panel=PANEL,
+    examples=[
+        "admin rebalance --dry-run",
+        "admin rebalance --wait",
+        "admin rebalance --by load --leaders-only",
+    ],
+)
+def rebalance(
+    session: Session,
+    *,
+    by: Annotated[
+        Measure, typer.Option("--by", help="Make the nodes even by this measure.")
+    ] = Measure.COUNT,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=10.0,
+            help="By load or bytes: the busiest node may have so many times the mean "
+            "(1.3, if this is left out).",
+        ),
+    ] = None,
+    leaders_only: Annotated[
+        bool, typer.Option("--leaders-only", help="By load: copy nothing, only change who leads.")
+    ] = False,
+    how: How,
+) -> Reply:
     """Spread replicas and primaries over the nodes by their weights, with as few moves as possible.
 
-    Shows the plan and asks. Reads and writes go on while replicas move.
+    By load, the busiest node is relieved: it leads less, and where that does not help, gives
+    replicas away. Shows the plan and asks. Reads and writes go on while replicas move.
     """
-    return _planned(session, how, Aim(request=PlanRequest(kind=PlanKind.REBALANCE)))
+    if by is Measure.COUNT and target is not None:
+        raise typer.BadParameter("--target needs --by load or --by bytes")
+    if by is not Measure.LOAD and leaders_only:
+        raise typer.BadParameter("--leaders-only needs --by load")
+    request = PlanRequest(
+        kind=PlanKind.REBALANCE,
+        by=PlanBy[by.name],
+        target_percent=round(100 * target) if target else 0,
+        leaders_only=leaders_only,
+    )
+    return _planned(session, how, Aim(request=request))
 
 
 @command(app, panel=PANEL, examples=["admin drain n2 --wait", "admin drain n2 --undo"])
@@ -149,7 +196,7 @@ def _planned(session: Session, how: How, aim: Aim) -> Reply:
             costed = _cost(admin, replicas, aim.request)
             if not session.json:
                 with output.telling("nothing was changed: the plan"):
-                    show(*_plan_blocks(costed, aim.also, every=how.every))
+                    show(*_plan_blocks(costed, aim, every=how.every))
             if how.dry_run or (not costed.plan.moves and not aim.also):
                 answer = plan_answer(costed, executed=False)
                 return Reply(answer, done="nothing was changed: the plan")
@@ -217,18 +264,69 @@ def _afterwards(
 # --- display -------------------------------------------------------------------------------------
 
 
-def _plan_blocks(costed: Costed, also: str, *, every: bool) -> list[Block]:
-    answer = plan_answer(costed, executed=False)
+_SAID = {"room_unknown": "Not known", "load_unknown": "Not known", "slow_node": "Note"}
+"""The words before a refusal, by its code; of other codes: Left undone."""
+_REMEDY = (
+    "'koinon admin hot' names the hottest keys of such a partition, and the ways to spread them; "
+    "docs/balance.md compares these."
+)
+
+
+def _plan_blocks(costed: Costed, aim: Aim, *, every: bool) -> list[Block]:
+    answer, by = plan_answer(costed, executed=False), aim.request.by
+    ordered = sorted(answer.nodes, key=lambda node: name_order(node.id))
+    nodes = Table((*BALANCE, *_load_columns(by)), ordered)
     blocks: list[Block] = ["Nothing to move."]
     if answer.moves:
-        nodes = Table(BALANCE, sorted(answer.nodes, key=lambda node: name_order(node.id)))
         moves = _each(costed) if every else _grouped(costed)
         blocks = [moves, "", nodes, "", _summary(costed, answer)]
+    elif by is not PlanBy.COUNT:
+        blocks = [nodes, "", *blocks]
+    if by is not PlanBy.COUNT:
+        blocks.append(_skew(answer))
     for refusal in answer.refusals:
         where = f" (partitions {ranges(refusal.partition_ids)})" if refusal.partition_ids else ""
-        said = "Not known" if refusal.code == "room_unknown" else "Left undone"
+        said = _SAID.get(refusal.code, "Left undone")
         blocks.append(remark(f"{said}:", "yellow", f"{refusal.reason}{where}"))
-    return [*blocks, also] if also else blocks
+    if any(refusal.code == "hot_partition" for refusal in answer.refusals):
+        blocks.append(_REMEDY)
+    return [*blocks, aim.also] if aim.also else blocks
+
+
+def _load_columns(by: PlanBy) -> tuple[Column, ...]:
+    """Return the columns that plans by load or bytes add to the nodes' counts."""
+    if by is PlanBy.COUNT:
+        return ()
+
+    def text(attribute: str) -> Callable[[BalanceAnswer], str]:
+        def shown(node: BalanceAnswer) -> str:
+            value = getattr(node.load, attribute, None)
+            if value is None:
+                return "-"
+            if attribute.startswith("times"):
+                return f"{value:.2f}"
+            return bytes_text(round(value)) if by is PlanBy.BYTES else f"{value:.3f}"
+
+        return shown
+
+    return (
+        Column(">BYTES" if by is PlanBy.BYTES else ">CORES", text("before")),
+        Column("", lambda _: "→"),
+        Column(">THEN", text("after")),
+        Column(">TIMES MEAN", text("times_mean")),
+        Column("", lambda _: "→"),
+        Column(">THEN", text("times_mean_after")),
+    )
+
+
+def _skew(answer: PlanAnswer) -> str:
+    loads = [node.load for node in answer.nodes if node.load is not None]
+    before = [load.times_mean for load in loads if load.times_mean is not None]
+    after = [load.times_mean_after for load in loads if load.times_mean_after is not None]
+    if not before or not after:
+        return "No load was measured yet."
+    text = f"The busiest node has {max(before):.2f} times the mean"
+    return f"{text}, and {max(after):.2f} afterwards." if answer.moves else f"{text}."
 
 
 def _what(move: PlannedMove, to: int | None) -> str:

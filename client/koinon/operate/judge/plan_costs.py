@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from koinon.operate.json_form import HIDDEN
-from koinon.operate.plans import CopyProgress, MovesView, MoveView, Plan, Stage
+from koinon.operate.plans import CopyProgress, MovesView, MoveView, NodeBalance, Plan, Stage
 from koinon.operate.replicas import PartitionSize
 from koinon.operate.views import view
 from koinon.operate.wording import bytes_text, duration_text, node_name
@@ -89,8 +89,22 @@ class PlannedMoveAnswer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadAnswer:
+    """The load of a node, in cores or bytes, before the plan and after it, and what it has for its
+    capacity over the mean of all nodes (None: it takes no replicas).
+    """
+
+    before: float
+    after: float
+    times_mean: float | None
+    times_mean_after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class BalanceAnswer:
-    """The replicas and primaries of a node before the plan and after it."""
+    """The replicas and primaries of a node before the plan and after it; ``load``: of plans by load
+    or bytes.
+    """
 
     id: str
     replicas: int
@@ -98,6 +112,7 @@ class BalanceAnswer:
     primaries: int
     primaries_after: int
     receives_bytes: int
+    load: LoadAnswer | None
     guessed: bool = field(metadata=HIDDEN)
 
 
@@ -128,6 +143,7 @@ class PlanAnswer:
 
 def plan_answer(costed: Costed, *, executed: bool) -> PlanAnswer:
     plan, name, sizes = costed.plan, costed.name, costed.sizes
+    loads = _loads(plan)
     after = {balance.node_number: balance for balance in plan.after}
     return view(
         PlanAnswer,
@@ -151,6 +167,7 @@ def plan_answer(costed: Costed, *, executed: bool) -> PlanAnswer:
                 replicas_after=after.get(before.node_number, before).replicas,
                 primaries_after=after.get(before.node_number, before).primaries,
                 receives_bytes=costed.bytes_by_receiver.get(before.node_number, 0),
+                load=loads.get(before.node_number),
                 guessed=costed.guessed_of(before.node_number),
             )
             for before in plan.before
@@ -168,6 +185,32 @@ def plan_answer(costed: Costed, *, executed: bool) -> PlanAnswer:
         seconds=round(costed.seconds()[0], 1),
         executed=executed,
     )
+
+
+def _loads(plan: Plan) -> dict[int, LoadAnswer]:
+    """Return the load of each node; nothing for plans by counts."""
+    before, after = _times_mean(plan.before), _times_mean(plan.after)
+    if not before:
+        return {}
+    return {
+        had.node_number: LoadAnswer(
+            before=round(had.load, 4),
+            after=round(has.load, 4),
+            times_mean=before.get(had.node_number),
+            times_mean_after=after.get(had.node_number),
+        )
+        for had, has in zip(plan.before, plan.after, strict=True)
+    }
+
+
+def _times_mean(balances: Sequence[NodeBalance]) -> dict[int, float]:
+    """Return each node's load for its capacity, over the mean; nothing for plans by counts."""
+    takers = [balance for balance in balances if balance.capacity]
+    load = sum(balance.load for balance in takers)
+    if not load:
+        return {}
+    mean = load / sum(balance.capacity for balance in takers)
+    return {one.node_number: round(one.load / one.capacity / mean, 3) for one in takers}
 
 
 @dataclass(frozen=True, kw_only=True)

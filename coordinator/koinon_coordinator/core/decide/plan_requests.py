@@ -25,6 +25,13 @@ from koinon_coordinator.core.decide.admin_requests import (
     check_bootstrapped,
     named_node,
 )
+from koinon_coordinator.core.decide.load_plans import (
+    LoadFacts,
+    LoadTask,
+    PlanBy,
+    load_aim,
+    load_task,
+)
 from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX
 from koinon_coordinator.core.decide.room import Room
 from koinon_coordinator.core.planning.by_keyspace import KeyspaceLayout, in_pool, plan_each
@@ -69,6 +76,10 @@ class PlanWish:
     """The keyspace for a change of the replication factor; "": ``default``. Other kinds of plans
     cover all keyspaces.
     """
+    by: PlanBy = PlanBy.COUNT
+    """The measure of a rebalance; so are the next two, for plans by load or by bytes."""
+    target_percent: int = 0
+    leaders_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +129,18 @@ def plan_task(state: ClusterState, wish: PlanWish, room: Room) -> PlanTask:
             "it cannot take any replicas"
         )
     return PlanTask(wish=wish, layouts=layouts, emptied=emptied, successor=successor.info.number)
+
+
+def plan_task_by_load(state: ClusterState, wish: PlanWish, facts: LoadFacts) -> LoadTask:
+    """Return the input of planning by load or by bytes.
+
+    Raises:
+        ClusterNotReadyError, InvalidArgumentError
+    """
+    check_bootstrapped(state)
+    nodes = _with_room(_plan_nodes(state, ()), facts.room)
+    aim = load_aim(wish.target_percent, wish.leaders_only)
+    return load_task(state, nodes, wish.by, aim, facts)
 
 
 def planned(task: PlanTask) -> Planned:

@@ -35,8 +35,8 @@ wherever it goes, that node has at least as much. The plan says so and names the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
@@ -45,19 +45,19 @@ import numpy.typing as npt
 
 from koinon_coordinator.core.planning.model import (
     Balance,
+    LoadAim,
+    LoadLayout,
+    LoadPlan,
     PlannedMove,
-    PlanNode,
     Refusal,
     RefusalCode,
     Replicas,
 )
-from koinon_proto.contract.table import NodeNumber, PartitionId
 
 F64Array = npt.NDArray[np.float64]
 I64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-TARGET = 1.3
 LEAD_GAIN, COPY_GAIN = 0.01, 0.01
 """The least gain of a step, in parts of the mean pressure; for each copy."""
 PAIRED_MAX = 192
@@ -75,51 +75,6 @@ SMALL_LEADS_MAX, SMALL_COPIES_MAX = 16_384, 512
 _NEARLY_BEST = 0.9
 """Of steps with at least this part of the best gain, the one with the fewest bytes is chosen."""
 _NOBODY = -1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadLayout:
-    """The nodes of one pool, and the partitions of the keyspaces in it, in columns.
-
-    ``lead[i]`` is the load of partition ``partition_ids[i]`` on its primary, ``follow[i]`` that on
-    each other replica, ``sizes[i]`` the bytes of a replica. ``speeds``: of nodes that proved to be
-    slower than their weights say, a part of 1. ``least``: a node with less load than this needs no
-    relief. ``unit`` and ``scale`` are for texts: a load times ``scale`` is so many units.
-    """
-
-    nodes: tuple[PlanNode, ...]
-    partition_ids: tuple[PartitionId, ...]
-    replicas: tuple[Replicas, ...]
-    lead: tuple[float, ...]
-    follow: tuple[float, ...]
-    sizes: tuple[int, ...]
-    still: frozenset[PartitionId] = frozenset()
-    speeds: Mapping[NodeNumber, float] = field(default_factory=dict)
-    names: Mapping[NodeNumber, str] = field(default_factory=dict)
-    least: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadAim:
-    """How even the load is to be, and by what means."""
-
-    target: float = TARGET
-    leaders_only: bool = False
-
-    @property
-    def aim(self) -> float:
-        """The pressure over the mean that relieved nodes get to."""
-        return 1 + (self.target - 1) / 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadPlan:
-    """The part of a plan that concerns one pool."""
-
-    moves: tuple[PlannedMove, ...]
-    before: tuple[Balance, ...]
-    after: tuple[Balance, ...]
-    refusals: tuple[Refusal, ...]
 
 
 def plan_pool(layout: LoadLayout, aim: LoadAim) -> LoadPlan:

@@ -11,6 +11,8 @@ from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 Replicas = tuple[NodeNumber, ...]
 UNBOUNDED = 1 << 62
 """The room of a node that reports no bound."""
+TARGET = 1.3
+"""The load of the busiest node over the mean, for plans by load that name none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +134,51 @@ class Plan:
     """
 
     plan_id: str
+    moves: tuple[PlannedMove, ...]
+    before: tuple[Balance, ...]
+    after: tuple[Balance, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadLayout:
+    """The nodes of one pool, and the partitions of the keyspaces in it, in columns.
+
+    ``lead[i]`` is the load of partition ``partition_ids[i]`` on its primary, ``follow[i]`` that on
+    each other replica, ``sizes[i]`` the bytes of a replica. ``speeds``: of nodes that proved to be
+    slower than their weights say, a part of 1. ``least``: a node with less load than this needs no
+    relief.
+    """
+
+    nodes: tuple[PlanNode, ...]
+    partition_ids: tuple[PartitionId, ...]
+    replicas: tuple[Replicas, ...]
+    lead: tuple[float, ...]
+    follow: tuple[float, ...]
+    sizes: tuple[int, ...]
+    still: frozenset[PartitionId] = frozenset()
+    speeds: Mapping[NodeNumber, float] = field(default_factory=dict)
+    names: Mapping[NodeNumber, str] = field(default_factory=dict)
+    least: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadAim:
+    """How even the load is to be, and by what means."""
+
+    target: float = TARGET
+    leaders_only: bool = False
+
+    @property
+    def aim(self) -> float:
+        """The pressure over the mean that relieved nodes get to."""
+        return 1 + (self.target - 1) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadPlan:
+    """The part of a plan that concerns one pool."""
+
     moves: tuple[PlannedMove, ...]
     before: tuple[Balance, ...]
     after: tuple[Balance, ...]
