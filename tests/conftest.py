@@ -8,6 +8,7 @@ Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
@@ -276,3 +277,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             f"{totals['virtual seconds'] / 3600:.2f} hours simulated, "
             f"{totals['operations']:,} operations checked for linearizability"
         )
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what collection has made: it is there to the end."""
+    gc.collect()
+    gc.freeze()
