@@ -148,9 +148,8 @@ def load_task(
             refusals += [_unknown(layout, node) for node in unknown]
             if unknown:
                 layout = replace(layout, still=frozenset(layout.partition_ids))
-            speeds = _speeds(members, loads)
-            slow = {n: max(_SPEED_MIN, round(s, 2)) for n, s in speeds.items() if s < SLOW}
-            layout = replace(layout, speeds=slow)
+            speeds = node_speeds(members, loads)
+            layout = replace(layout, speeds=slow_ones(speeds))
             refusals += _proposals(layout, speeds, loads)
         layouts.append(layout)
     return LoadTask(aim=aim, layouts=tuple(layouts), refusals=tuple(refusals))
@@ -252,7 +251,7 @@ def _loads_of(
     return columns[0], columns[1]
 
 
-def _speeds(nodes: Sequence[PlanNode], loads: LoadOf) -> dict[NodeNumber, float]:
+def node_speeds(nodes: Sequence[PlanNode], loads: LoadOf) -> dict[NodeNumber, float]:
     """Return the speeds of the nodes that are busy enough, by their weights, over the median."""
     measured = {
         node.number: load.work / load.busy / max(1, node.weight)
@@ -266,6 +265,11 @@ def _speeds(nodes: Sequence[PlanNode], loads: LoadOf) -> dict[NodeNumber, float]
         return {}
     middle = median(measured.values())
     return {number: speed / middle for number, speed in measured.items()}
+
+
+def slow_ones(speeds: Mapping[NodeNumber, float]) -> dict[NodeNumber, float]:
+    """Return the speeds that plans go by: those of nodes that are slow beyond doubt."""
+    return {n: max(_SPEED_MIN, round(speed, 2)) for n, speed in speeds.items() if speed < SLOW}
 
 
 def _proposals(
