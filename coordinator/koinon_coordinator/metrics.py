@@ -14,6 +14,7 @@ from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.image import LIVE_STATUSES
 from koinon_coordinator.core.decide.copy_progress import ProgressOf
 from koinon_coordinator.core.decide.copy_progress import Stage as ReplicaStage
+from koinon_coordinator.core.groups.group_members import GroupMembers
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.errors import UnavailableError
@@ -271,6 +272,7 @@ def _of_leader(coordinator: Coordinator) -> Iterable[Family]:
     yield _sessions(coordinator, leadership)
     yield from _moves(coordinator, leadership)
     yield from _loads(coordinator, leadership)
+    yield from _consumer_groups(coordinator, leadership)
 
 
 def _sessions(coordinator: Coordinator, leadership: Leadership | None) -> Family:
@@ -369,4 +371,39 @@ def _loads(coordinator: Coordinator, leadership: Leadership | None) -> Iterable[
             f"{meaning}, as their jobs reported them so far. Only on the leader.",
             series,
             values,
+        )
+
+
+def _consumer_groups(coordinator: Coordinator, leadership: Leadership | None) -> Iterable[Family]:
+    """Return the metrics of consumer groups: the replicated ones, and those of the leader alone."""
+    groups = coordinator.state.groups
+    yield labelled(
+        "koinon_consumer_group_generation",
+        "gauge",
+        "The generation of a consumer group: it rises with each batch of grants.",
+        ("group",),
+        {(group.name,): group.generation for group in groups.by_name.values()},
+    )
+    cores = leadership.groups.cores.values() if leadership is not None else ()
+    now = boottime()
+    for name, meaning, value in (
+        ("members", "Members of a consumer group.", lambda core: len(core.members)),
+        (
+            "partitions",
+            "Partitions that the members of a consumer group subscribe to.",
+            lambda core: sum(map(len, core.subscribed().values())),
+        ),
+        ("unowned_partitions", "Those of them that no member is granted.", GroupMembers.unowned),
+        (
+            "unchanged_seconds",
+            "The time since a grant of a consumer group was made or taken.",
+            lambda core: now - core.changed_at,
+        ),
+    ):
+        yield labelled(
+            f"koinon_consumer_group_{name}",
+            "gauge",
+            f"{meaning} Only on the leader.",
+            ("group",),
+            {(core.name,): value(core) for core in cores},
         )

@@ -48,14 +48,20 @@ def keyspaces(admin: Admin) -> Keyspaces:
 class Consumer:
     """A consumer with a thread of its own, which commits all that it is delivered."""
 
-    def __init__(self, cluster: LocalCluster, group: str, member: str) -> None:
+    def __init__(
+        self, cluster: LocalCluster, group: str, member: str, session_ms: int = 10_000
+    ) -> None:
         self.revoked: list[int] = []
         self.owned: list[int] = []
         self.keys: list[bytes] = []
         self._stop = threading.Event()
         self._client: Client = koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS)
         self._group: Any = self._client.group(
-            group, keyspaces=["orders"], member=member, on_revoked=self._note
+            group,
+            keyspaces=["orders"],
+            member=member,
+            session_ms=session_ms,
+            on_revoked=self._note,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -134,7 +140,7 @@ def test_operators_see_reset_and_delete_groups(cluster: LocalCluster, admin: Adm
     with koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as client:
         keys = [b"order/%d" % n for n in range(50)]
         client.keyspace("orders").put_many(dict.fromkeys(keys, b"")).raise_for_errors()
-    one = Consumer(cluster, "billing", "one")
+    one = Consumer(cluster, "billing", "one", session_ms=2_000)
     wait_until(lambda: set(keys) <= set(one.keys))
     run(cluster, "reset", "billing", "--to", "beginning", "--yes", code=3)
     assert run(cluster, "reset", "billing", "--to", "beginning", "--yes", "--force")["partitions"]
