@@ -19,7 +19,7 @@ from koinon_proto.process.clock import boottime
 from koinon_proto.security.authorization import caller
 from koinon_proto.server import admission
 from koinon_proto.server.admission import Places
-from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
+from koinon_proto.server.rpc import bounded, typed_errors, typed_wait
 from koinon_proto.v1 import groups_pb2, groups_pb2_grpc
 
 WAITING_MAX = 4_096
@@ -43,7 +43,7 @@ class GroupsService(groups_pb2_grpc.GroupsServicer):
             connection=256,
         )
 
-    @typed_stream  # counted only while it lasts: it waits for news
+    @typed_wait
     async def Attend(  # noqa: N802 (the generated servicer's name)
         self, request: groups_pb2.AttendGroupRequest, context: Any
     ) -> groups_pb2.AttendGroupResponse:

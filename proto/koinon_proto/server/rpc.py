@@ -71,10 +71,17 @@ def typed_errors(handler: Handler) -> Handler:
 
 def typed_stream(handler: Handler) -> Handler:
     """Wrap a streaming handler as ``typed_errors`` does, but count it only while it lasts."""
+    return _typed(handler, stream=True, has_metadata=True)
+
+
+def typed_wait(handler: Handler) -> Handler:
+    """Wrap a unary handler that waits for news as ``typed_errors`` does, but count it only while it
+    lasts.
+    """
     return _typed(handler, stream=True)
 
 
-def _typed(handler: Handler, *, stream: bool) -> Handler:
+def _typed(handler: Handler, *, stream: bool, has_metadata: bool = False) -> Handler:
     name = handler.__name__
     methods: dict[type, Method] = {}
 
@@ -87,7 +94,7 @@ def _typed(handler: Handler, *, stream: bool) -> Handler:
         try:
             if isinstance(request, Message):  # a stream's messages are checked as they are read
                 bounds.check(request)
-            if stream:
+            if has_metadata:
                 # gRPC notes that they are sent when the first message is written. If that is given
                 # up, as the stream ends, they would be sent again with the status: which fails, and
                 # the caller would wait for the status for ever.
