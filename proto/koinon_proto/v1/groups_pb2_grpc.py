@@ -70,7 +70,7 @@ class GroupsServicer(object):
     def Attend(self, request, context):
         """The member takes part: joins the group, which is created if need be, and says what it holds. Answered
         at once if the member's grants differ from `known_revision`, else when they differ, at the latest
-        after a third of the session. The session lasts from each request on, and as long as one is waiting.
+        after a third of the session. The session lasts from the arrival of each request on.
         May be repeated: a request has the member's whole state. The caller needs the action on all of each
         keyspace.
         Errors: NotLeader, WrongCluster, ClusterNotReady, InvalidArgument (another strategy than the
