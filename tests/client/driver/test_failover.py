@@ -14,7 +14,7 @@ from koinon.core.retry import RetryPolicy
 from koinon_proto.contract.errors import NotEnoughReplicasError, PartitionOfflineError
 from koinon_proto.v1 import kv_pb2
 from tests.client.kit.fake_cluster import FakeCluster
-from tests.client.kit.helpers import ALL, ONLY_GRPC, keys_of
+from tests.client.kit.helpers import ALL, ONLY_GRPC, ThreeTimesMore, engine_of, keys_of
 
 PRIMARY, IN_SYNC = kv_pb2.DURABILITY_PRIMARY, kv_pb2.DURABILITY_ALL_IN_SYNC
 
@@ -113,17 +113,6 @@ def test_partition_served_again_is_written_to_soon(cluster: FakeCluster, client:
     client.put(key, b"w")
     assert len(PAUSES_S) == 15
     assert max(PAUSES_S) < 0.3, "the back-off of a failover is short"
-
-
-def engine_of(client: Any) -> Any:
-    return client.wrapped._connected if hasattr(client, "wrapped") else client._engine
-
-
-class ThreeTimesMore(RetryPolicy):
-    """Soon, three times; then past the deadline, so that no attempt is under way when it passes."""
-
-    def backoff_s(self, attempt: int, *, changing_hands: bool = False) -> float:
-        return 0.01 if attempt < 3 else 60.0
 
 
 def test_too_few_replicas_is_tried_again_until_the_deadline(

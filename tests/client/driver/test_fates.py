@@ -17,7 +17,7 @@ import koinon
 from koinon_proto.contract.errors import InternalError
 from tests.client.conftest import Connect
 from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster, Proxies, Proxy
-from tests.client.kit.helpers import ALL, LEASE, ONLY_GRPC, keys_of
+from tests.client.kit.helpers import ALL, LEASE, ONLY_GRPC, ThreeTimesMore, engine_of, keys_of
 from tests.kit.waiting import wait_until
 
 # --- fates --------------------------------------------------------------------------------------
@@ -90,9 +90,13 @@ def test_limit_of_grpc_itself_refuses_a_read_which_is_tried_again(
 ) -> None:
     client.put(b"k", b"v")
     cluster.exhausted_replies = {"BatchGet"}
+    engine = engine_of(client)
+    patient, engine.policy = engine.policy, ThreeTimesMore()
     with pytest.raises(koinon.ResourceExhaustedError, match="too large") as caught:
-        client.get(b"k", timeout_ms=2_000)  # several attempts
+        client.get(b"k", timeout_ms=1_000)
     assert "limit of" not in str(caught.value)
+    assert cluster.count("BatchGet") == 4
+    engine.policy = patient
     threading.Timer(0.1, cluster.exhausted_replies.clear).start()
     assert client.get_many([b"k"]) == [b"v"]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from koinon.core.retry import RetryPolicy
 from koinon_proto.contract.errors import LeaseExpiredError
 from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster, FakeNode
 from tests.client.kit.fake_resp import FakeResp
@@ -32,3 +35,14 @@ def resp_of(node: FakeNode) -> FakeResp:
     """Return the node's listener."""
     assert node.resp is not None
     return node.resp
+
+
+def engine_of(client: Any) -> Any:
+    return client.wrapped._connected if hasattr(client, "wrapped") else client._engine
+
+
+class ThreeTimesMore(RetryPolicy):
+    """Soon, three times; then past the deadline, so that no attempt is under way when it passes."""
+
+    def backoff_s(self, attempt: int, *, changing_hands: bool = False) -> float:
+        return 0.01 if attempt < 3 else 60.0
