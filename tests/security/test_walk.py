@@ -22,7 +22,7 @@ from koinon_proto.partitioner import partitioner
 from koinon_proto.security import method_permissions
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.aio_server import GuardedServer
-from koinon_proto.v1 import backup_pb2, kv_pb2, loads_pb2, membership_pb2, raft_pb2
+from koinon_proto.v1 import backup_pb2, groups_pb2, kv_pb2, loads_pb2, membership_pb2, raft_pb2
 from tests.node.kit.staged_chunks import chunk_of
 from tests.security.servers import Servers, serving
 
@@ -30,7 +30,7 @@ Code = grpc.StatusCode
 REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 CALL_S = 60.0
 ACTIONS = tuple(Action)
-KEYS = (Action.READ, Action.WRITE, Action.SCAN, Action.LOAD, Action.BACKUP)
+KEYS = (Action.READ, Action.WRITE, Action.SCAN, Action.LOAD, Action.BACKUP, Action.FEED)
 _jobs = itertools.count()
 HELD_IN = {
     "mine": {"default", "vip"},
@@ -286,6 +286,8 @@ def _of_load(path: str, load_id: int) -> bytes:
 WITHOUT_KEYS = {"Bulk/Prepare", *(f"Loads/{name}Load" for name in ("Touch", "Commit", "Abort"))}
 WITHOUT_KEYS |= {"Loads/GetLoads", "Admin/GetStatus"}
 WITHOUT_KEYS |= {f"Backup/{name}Cut" for name in ("Open", "Make", "Release", "Read")}
+WITHOUT_KEYS |= {"Feed/Changes", *(f"Groups/{name}" for name in ("Attend", "Leave", "GetGroups"))}
+WITHOUT_KEYS |= {f"Cursors/{name}" for name in ("Claim", "Commit", "CommitBatch", "Read")}
 ABOUT_KEYS = sorted(p for p in METHODS if {*method_permissions.RULES[p].actions} & {*KEYS})
 
 
@@ -316,6 +318,26 @@ def test_backup_needs_the_right_on_all_keys_of_all_its_keyspaces(walk: Walk) -> 
     assert opened("may-backup", *ids) is Code.OK
     for user in HELD_IN:
         assert opened(user, *ids) is Code.PERMISSION_DENIED
+
+
+def test_group_needs_the_right_on_all_keys_of_all_its_keyspaces(walk: Walk) -> None:
+    ids = [keyspace.keyspace_id for keyspace, _ in walk.keyspaces.values()]
+
+    def attended(user: str, *keyspace_ids: int) -> Code:
+        request = groups_pb2.AttendGroupRequest(
+            group="walk",
+            member_id=f"{user} {next(_jobs)}",
+            number=1,
+            keyspace_ids=keyspace_ids,
+            session_ms=30_000,
+        )
+        path = "/koinon.v1.Groups/Attend"
+        return walk.answer(path, Kind.USER, user, request.SerializeToString())
+
+    assert attended("may-feed", *ids) is Code.OK
+    for user in HELD_IN:
+        for keyspace_id in ids:
+            assert attended(user, keyspace_id) is Code.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("path", ["Bulk/Prepare", "Loads/TouchLoad", "Loads/CommitLoad"])

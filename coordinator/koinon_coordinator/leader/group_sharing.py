@@ -150,6 +150,8 @@ class GroupSharing:
                 while member.revision == request.known_revision:
                     await event.wait()
                     event.clear()
+                    if not self._term.is_open:
+                        raise self._term.not_leader()
                     self._check_newest(core, member, request)
         except TimeoutError:
             self._check_newest(core, member, request)
@@ -318,7 +320,17 @@ class GroupSharing:
         """The groups that this leader has heard of, by their ids. Read only."""
         return self._cores
 
+    async def _wake_at_end(self) -> None:
+        """Wake all requests at the end of the term: their members find the next leader."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for event in self._waiting.values():
+                event.set()
+
     def _core(self, group: Group) -> GroupMembers:
+        if not self._cores:
+            self._term.spawn(self._wake_at_end())
         core = self._cores.get(group.group_id)
         if core is None:
             now = self._term.clock()

@@ -172,6 +172,18 @@ def test_leader_without_a_quorum_answers_no_member() -> None:
     with_term(test)
 
 
+def test_requests_that_wait_end_with_the_term() -> None:
+    async def test(term: LeaderContext) -> None:
+        a = Consumer(term, "a")
+        await shared(term, a)
+        waiting = await a.waits()
+        await term.leadership.term.end()
+        await settled()
+        assert isinstance(waiting.exception(), NotLeaderError)
+
+    with_term(test)
+
+
 def test_generation_that_cannot_be_raised_is_tried_again() -> None:
     async def test(term: LeaderContext) -> None:
         a = Consumer(term, "a")
