@@ -59,6 +59,7 @@ SCENARIOS = {
     "neighbours": Scenario("neighbours:keyspaces", 2),
     "ingest": Scenario("loads:measure", 5),
     "moves": Scenario("moves:measure", 6),
+    "skew": Scenario("skew:measure", 2),
     "partitions": Scenario("partitions:failover", 6),
     "start": Scenario("partitions:start", 2),
     "failover": Scenario("failures:kills", 3),

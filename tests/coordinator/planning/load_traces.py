@@ -155,9 +155,9 @@ class Trace:
         if len(self.moved) > changes * partitions:
             found.append(f"{len(self.moved)} moves of {partitions} partitions")
         if self.kind in ("steady", "slow"):
-            late = [now for now, _ in self.moved if now > 1_800 + SETTLED_S]
-            if late:
-                found.append(f"{len(late)} moves long after the last change: it oscillates")
+            late = {now for now, _ in self.moved if now > 1_800 + SETTLED_S}
+            if len(late) > 1:  # one: a skew just below the target passes it by noise, once
+                found.append(f"{len(late)} plans long after the last change: it oscillates")
         most = max(Counter(p for _, p in self.moved).values(), default=0)
         if most > 2 * changes + 1:
             found.append(f"one partition moved {most} times")
