@@ -31,7 +31,8 @@ class Counters:
     """Processes of the example, which share the partitions as the test says."""
 
     def __init__(self, cluster: LocalCluster, groups: ScriptedGroups) -> None:
-        self._addresses = f"{groups.address},{cluster.coordinators}"
+        nodes = [cluster.address(name) for name in cluster.node_names]
+        self._addresses = ",".join([groups.address, *nodes])  # nodes know the table
         self._groups = groups
         self._generation = 0
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

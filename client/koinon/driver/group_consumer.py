@@ -42,8 +42,10 @@ from koinon_proto.contract.errors import (
     CursorMovedError,
     InvalidArgumentError,
     KoinonError,
+    NotSentError,
     StaleGenerationError,
     UnavailableError,
+    UnsupportedVersionError,
 )
 from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
 from koinon_proto.server.leader_calls import ask_leader_aio
@@ -126,6 +128,7 @@ class GroupConsumer:
         self.members = 0
         self.is_idle = False
         self._route = Route(list(engine.discovery.seeds))
+        self._no_coordinators: set[str] = set()  # addresses that do not know the service
         self._arrived = asyncio.Event()  # ``next`` may have something to return
         self._changed = asyncio.Event()  # the coordinators are to be told at once
         self._feeds: dict[int, ChangeFeed] = {}
@@ -372,7 +375,8 @@ class GroupConsumer:
             if due and not self._commits:
                 self._may_commit.clear()
                 try:
-                    await self._commit(due, None)
+                    with contextlib.suppress(KoinonError):  # ``next`` raises what ends the member
+                        await self._commit(due, None)
                 finally:
                     self._may_commit.set()
 
@@ -538,6 +542,10 @@ class GroupConsumer:
         async def attempt() -> Any:
             link = self._engine.link(search.asked)
             answer = await link.ask_group(method, request, search.timeout_s(time.monotonic()))
+            if isinstance(answer, UnsupportedVersionError):  # a node, among the client's addresses
+                self._no_coordinators.add(search.asked)
+                if not self._no_coordinators.issuperset(self._route.addresses):
+                    raise NotSentError(reason=f"{search.asked} is no coordinator")
             if isinstance(answer, KoinonError):
                 raise answer
             return answer
