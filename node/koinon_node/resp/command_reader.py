@@ -2,8 +2,9 @@
 
 A command is an array of bulk strings, or a line of words (an inline command). Most reads from a
 socket bring only complete commands, or end inside the last one. hiredis, in C, parses the complete
-commands; this module parses an incomplete one piece by piece. So no parser keeps a buffer, an array
-grows as its arguments come, and a length is checked before its bytes are received.
+commands, and the complete arguments of a long one; this module parses the rest piece by piece. So
+no parser keeps a buffer, an array grows as its arguments come, and a length is checked before its
+bytes are received.
 
 Pure. https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
@@ -11,6 +12,7 @@ Pure. https://redis.io/docs/latest/develop/reference/protocol-spec/
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 import hiredis
 
@@ -22,6 +24,7 @@ LINE_BYTES_MAX = 64 * 1024
 ARGUMENT_BYTES = 64
 """Memory of one argument beside its bytes: the Python object and its list entry."""
 _HEADER_BYTES_MAX = 32
+_MANY, _MANY_BYTES = 16, 1_024  # arguments missing and bytes at hand, from which C parses them
 
 # hiredis allocates an array by its stated length, and accepts nested arrays, nine deep.
 _HUGE_ARRAY = re.compile(rb"[*%~>|][0-9+-]{6}")
@@ -118,6 +121,8 @@ class CommandReader:
         """Parse arguments of the incomplete array; return the offset of the next command."""
         while self._missing_arguments:
             if not self._missing:
+                if len(data) - at >= _MANY_BYTES and self._missing_arguments > _MANY:
+                    at = self._read_whole_arguments(data, at)
                 if at == len(data):
                     return at
                 if data[at] != _BULK:
@@ -148,6 +153,22 @@ class CommandReader:
         commands.append(self._arguments)
         self._arguments, self._held_bytes = [], 0
         return at
+
+    def _read_whole_arguments(self, data: bytes, at: int) -> int:
+        """Parse arguments of the incomplete array in C, all but the last one that has begun; return
+        the offset behind them. Return the same offset if one of them needs a closer look.
+        """
+        end = data.rfind(b"\r\n$", at) + 2
+        found = _arguments_in(data[at:end], self._missing_arguments - 1)
+        sizes = list(map(len, found))
+        size = sum(sizes) + 2 * len(sizes)
+        headers = sum(map(len, map(str, sizes))) + 3 * len(sizes)
+        if at + size + headers != end or self._held_bytes + size > self.limit:
+            return at
+        self._arguments += found
+        self._missing_arguments -= len(found)
+        self._held_bytes += size + ARGUMENT_BYTES * len(found)
+        return end
 
     def _length(self, data: bytes, at: int, kind: int) -> tuple[int, int]:
         """Parse the header at this offset; return its end and its number, or (0, 0) if it is
@@ -187,6 +208,21 @@ def _append_whole(data: bytes, commands: list[Command], limit: int) -> int:
         return len(data)
     end = data.rfind(b"\r\n*") + 2
     return end if end >= 2 and _parse(data[:end], commands) else 0
+
+
+def _arguments_in(data: bytes, most: int) -> list[bytes]:
+    """Return the bulk strings that the data consists of, at most so many; none if it has another
+    thing.
+    """
+    if _HUGE_ARRAY.search(data) is not None:
+        return []
+    reader = hiredis.Reader()
+    reader.feed(data)
+    try:
+        found = list(islice(iter(reader.gets, False), most))
+    except hiredis.ProtocolError:
+        return []
+    return found if _BYTES.issuperset(map(type, found)) else []
 
 
 def _parse(data: bytes, commands: list[Command]) -> bool:

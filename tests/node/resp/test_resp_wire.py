@@ -43,6 +43,22 @@ def test_garbage_comes_to_the_same_wherever_it_is_cut(garbage: bytes, size: int)
     assert all(type(argument) is bytes for command in whole[0] for argument in command)
 
 
+@given(
+    st.lists(arguments, min_size=40, max_size=200),
+    st.integers(1_024, 9_000),
+    st.none() | st.tuples(st.integers(0, 20_000), st.sampled_from(b"$*+-:0129a\r\n")),
+)
+def test_long_commands_come_to_the_same_wherever_they_are_cut(
+    words: list[bytes], size: int, damage: tuple[int, int] | None
+) -> None:
+    stream = bytearray(packed(*words) + packed("PING"))
+    if damage is not None:
+        stream[damage[0] % len(stream)] = damage[1]
+    whole, cut = fed(bytes(stream), 1, 1 << 20), fed(bytes(stream), size, 1 << 20)
+    assert (whole[0], whole[1].fault) == (cut[0], cut[1].fault)
+    assert whole[1].held_bytes == cut[1].held_bytes
+
+
 @pytest.mark.parametrize("size", [1, 7, 1_000_000])
 @pytest.mark.parametrize(
     ("sent", "fault"),
