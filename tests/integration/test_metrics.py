@@ -87,7 +87,8 @@ def exported(cluster: LocalCluster) -> dict[str, tuple[str, set[str], set[str]]]
 
 def test_document_lists_exactly_what_is_exported(cluster: LocalCluster, client: Client) -> None:
     assert client.get(KEYS[0]) == b"value"
-    with Admin(cluster.coordinators) as admin:
+    with Admin(cluster.coordinators) as admin, client.group("metrics") as consumers:
+        next(iter(consumers))  # there is a group
         admin.keyspaces.alter("default", max_rows_per_s=10**9)  # what is told of limits
         told, found = documented(), exported(cluster)
         admin.keyspaces.alter("default", max_rows_per_s=0)
