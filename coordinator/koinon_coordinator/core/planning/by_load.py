@@ -6,9 +6,9 @@ of replicas; a plan by counts (``planner``) does not look at load.
 
 Rules:
 
-1. Nothing moves while the busiest node is within the target. Once it is not, nodes are relieved
-   until they are within the *aim*, half-way between the target and the mean, so that noise does
-   not ask for the next plan at once.
+1. Nothing moves while the busiest node is within the target. A node above it is relieved until it
+   is within the *aim*, half-way between the target and the mean, so that noise does not ask for the
+   next plan at once. Where one partition keeps a node above the aim, only large gains count.
 2. Leads go first: to change the order of a row copies nothing. A replica moves only if no change of
    order helps its node.
 3. A step pays: it brings the greatest pressure of the nodes that it touches down by at least
@@ -72,6 +72,10 @@ them may help.
 """
 SMALL_LEADS_MAX, SMALL_COPIES_MAX = 16_384, 512
 """A node is relieved by partitions so small that it takes at most so many of them."""
+HOPELESS_TIMES = 5.0
+"""A node that one partition keeps above the aim needs so many times the gain: it stays above the
+target, so that noise would ask for a move in every plan.
+"""
 _NEARLY_BEST = 0.9
 """Of steps with at least this part of the best gain, the one with the fewest bytes is chosen."""
 _NOBODY = -1
@@ -147,6 +151,7 @@ class _Search:
         self._takes = np.array([node.takes for node in nodes], np.bool_)
         racks = {rack: r for r, rack in enumerate(sorted({node.rack for node in nodes}))}
         self._rack = np.array([racks[node.rack] for node in nodes], np.int64)
+        self._above: set[int] = set()  # nodes that were above the target in this plan
         self._room = np.array([node.room for node in nodes], np.int64)
         self.capacity = np.array(
             [max(1, n.weight) / 100 * layout.speeds.get(n.number, 1.0) for n in nodes]
@@ -176,13 +181,16 @@ class _Search:
 
     # ------------------------------------------------------------------ the search
 
+    def _to_relieve(self) -> list[int]:
+        """Return the nodes above the aim that are, or were in this plan, above the target."""
+        self._above.update(self._over(self._aim.target))
+        return [node for node in self._over(self._aim.aim + LEAD_GAIN) if node in self._above]
+
     def relieve_all(self) -> None:
         """Apply steps until no node above the aim has one that pays."""
-        if not self._over(self._aim.target):
-            return
         stuck: set[int] = set()  # nodes without a step, some steps ago
         while True:
-            for node in self._over(self._aim.aim + LEAD_GAIN):
+            for node in self._to_relieve():
                 if node in stuck:
                     continue
                 if (step := self._step(node)) is not None:
@@ -198,7 +206,7 @@ class _Search:
         """Apply a step of a node that had none before other nodes changed; return whether there is
         one.
         """
-        for node in self._over(self._aim.aim + LEAD_GAIN):
+        for node in self._to_relieve():
             if node in stuck and (step := self._step(node)) is not None:
                 self._apply(step)
                 return True
@@ -211,8 +219,9 @@ class _Search:
             units = self._units(node, copies, smallest)
             if step := self._single(node, units, smallest):
                 return step
-            if not smallest and np.count_nonzero(self._takes) > SMALL_POOL:
-                continue  # one partition keeps it above the aim: pairs would cost much time
+            few = np.count_nonzero(self._takes) <= SMALL_POOL
+            if not smallest and not (few and self._aim.target <= 1):
+                continue  # one partition keeps the node above the aim
             if step := self._double(node, units, copies):
                 return step
             if step := self._several(node, copies):
@@ -274,7 +283,8 @@ class _Search:
         got = (self.load[units.to] + units.amount) / self.capacity[units.to]
         gain = self.pressure[node] - np.maximum(given, got)
         small = gain > 0
-        gain[gain < self._least_gain(units.size > 0)] = -1.0
+        least = self._least_gain(units.size > 0) * (1.0 if smallest else HOPELESS_TIMES)
+        gain[gain < least] = -1.0
         best = _cheapest_of_the_best(gain, units.size)
         if best is not None:
             return (_unit(units, best),)
