@@ -11,6 +11,7 @@ import pytest
 
 import koinon
 from koinon.client import Client
+from koinon.driver.group_consumer import KeyspaceChanges
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import (
     ClientClosedError,
@@ -125,6 +126,33 @@ def test_results_are_written_with_the_position_once(client: Client, groups: Scri
                     count.commit()
                 seen += len(part)
     assert client.get(counted) == b"%d" % seen
+
+
+def test_batch_that_an_interrupt_keeps_from_the_caller_comes_again(
+    client: Client, groups: ScriptedGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.grant("a", P, generation=1)
+    with client.group("g", member="a", start="now") as group:
+        wait_owning(group)
+        client.put(KEYS[0], b"1")
+        run = group._run
+        kept: list[Any] = []
+
+        def interrupted(work: Any) -> Any:
+            found = run(work)
+            if not kept and isinstance(found, KeyspaceChanges):
+                kept.append(found)
+                raise KeyboardInterrupt  # as a signal handler may, once the loop has answered
+            return found
+
+        monkeypatch.setattr(group, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next_changes(group)
+        batch = next_changes(group)
+        assert [(c.key, c.value) for c in batch] == [(KEYS[0], b"1")]
+        batch.commit()
+        client.put(KEYS[0], b"2")
+        assert [c.value for c in next_changes(group)] == [b"2"]
 
 
 def test_silent_coordinators_end_the_session(client: Client, groups: ScriptedGroups) -> None:

@@ -213,6 +213,7 @@ class GroupMember:
         )
         self._on_revoked = arguments.get("on_revoked")
         self._joined: GroupConsumer | None = None
+        self._undelivered: KeyspaceChanges | OwnershipChange | None = None
 
     @property
     def _consumer(self) -> GroupConsumer:
@@ -341,11 +342,20 @@ class Group(GroupMember):
 
     def __next__(self) -> GroupBatch:
         while True:
-            found = self._run(self._consumer.next())
+            found = self._run(self._next())
             if not isinstance(found, OwnershipChange):
-                return GroupBatch(self, found or self._consumer.nothing())
+                batch = GroupBatch(self, found or self._consumer.nothing())
+                self._undelivered = None  # no signal handler runs between here and the caller
+                return batch
+            self._undelivered = None
             for told, partitions in self._told(found):
                 told(partitions)
+
+    async def _next(self) -> KeyspaceChanges | OwnershipChange | None:
+        """Return what comes next; again what an interrupted call (Ctrl-C) did not deliver."""
+        if self._undelivered is None:
+            self._undelivered = await self._consumer.next()
+        return self._undelivered
 
 
 class AsyncGroup(GroupMember):
