@@ -12,7 +12,6 @@ from koinon.core.groups import OwnershipChange, split
 from koinon.driver.batch import BatchBuilder
 from koinon.driver.client_api import awaitable
 from koinon.driver.group_consumer import (
-    SESSION_MS,
     GroupConsumer,
     GroupOptions,
     KeyspaceChanges,
@@ -20,6 +19,7 @@ from koinon.driver.group_consumer import (
     Strategy,
 )
 from koinon_proto.contract.errors import ClientClosedError, InvalidArgumentError
+from koinon_proto.contract.groups import GROUP_SESSION_MS
 from koinon_proto.contract.table import MAX_ATOMIC_OPERATIONS
 
 
@@ -208,7 +208,7 @@ class GroupMember:
             name=name,
             strategy=arguments.get("strategy"),
             member=arguments.get("member"),
-            session_ms=arguments.get("session_ms", SESSION_MS),
+            session_ms=arguments.get("session_ms", GROUP_SESSION_MS),
             start=arguments.get("start", "beginning"),
         )
         self._on_revoked = arguments.get("on_revoked")
@@ -352,7 +352,7 @@ class Group(GroupMember):
                 told(partitions)
 
     async def _next(self) -> KeyspaceChanges | OwnershipChange | None:
-        """Return what comes next; again what an interrupted call (Ctrl-C) did not deliver."""
+        """Return the next result; once more the one that an interrupted call did not deliver."""
         if self._undelivered is None:
             self._undelivered = await self._consumer.next()
         return self._undelivered

@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from koinon.core.atomic import PartitionOperations
 from koinon.core.cursor_rows import (
@@ -47,12 +47,16 @@ from koinon_proto.contract.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
+from koinon_proto.contract.groups import (
+    GROUP_SESSION_MS,
+    GROUP_SESSION_MS_MAX,
+    GROUP_SESSION_MS_MIN,
+    GROUP_STATIC_SESSION_MS_MAX,
+)
 from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
 from koinon_proto.server.leader_calls import ask_leader_aio
 from koinon_proto.v1 import groups_pb2
 
-SESSION_MS: Final = 10_000
-_SESSION_MS_MIN, _SESSION_MS_MAX, _STATIC_SESSION_MS_MAX = 1_000, 300_000, 3_600_000
 _NAME_MAX = 128
 _EMPTY_BATCH_S = 1.0
 _AGAIN_S = 0.2  # before a claim or a request that failed is repeated
@@ -71,7 +75,7 @@ class GroupOptions:
     name: str
     strategy: Strategy | None = None
     member: str | None = None
-    session_ms: int = SESSION_MS
+    session_ms: int = GROUP_SESSION_MS
     start: Start = "beginning"
 
     def __post_init__(self) -> None:
@@ -94,11 +98,11 @@ class GroupOptions:
             raise InvalidArgumentError(
                 field="start", reason=f"{self.start!r} is neither 'beginning' nor 'now'"
             )
-        most = _SESSION_MS_MAX if self.member is None else _STATIC_SESSION_MS_MAX
-        if not _SESSION_MS_MIN <= self.session_ms <= most:
+        most = GROUP_SESSION_MS_MAX if self.member is None else GROUP_STATIC_SESSION_MS_MAX
+        if not GROUP_SESSION_MS_MIN <= self.session_ms <= most:
             raise InvalidArgumentError(
                 field="session_ms",
-                reason=f"must be from {_SESSION_MS_MIN} to {most}",
+                reason=f"must be from {GROUP_SESSION_MS_MIN} to {most}",
                 limit=most,
                 actual=self.session_ms,
             )
