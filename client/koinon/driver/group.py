@@ -8,16 +8,11 @@ from typing import Any, Self, TypedDict
 
 from koinon.core.atomic import PartitionOperations
 from koinon.core.feeds import Change, FeedPart
+from koinon.core.group_options import GroupOptions, Start, Strategy
 from koinon.core.groups import OwnershipChange, split
 from koinon.driver.batch import BatchBuilder
 from koinon.driver.client_api import awaitable
-from koinon.driver.group_consumer import (
-    GroupConsumer,
-    GroupOptions,
-    KeyspaceChanges,
-    Start,
-    Strategy,
-)
+from koinon.driver.group_consumer import GroupConsumer, KeyspaceChanges
 from koinon_proto.contract.errors import ClientClosedError, InvalidArgumentError
 from koinon_proto.contract.groups import GROUP_SESSION_MS
 from koinon_proto.contract.table import MAX_ATOMIC_OPERATIONS
@@ -202,6 +197,10 @@ class GroupMember:
     """A consumer in a group: the common part of :class:`Group` and :class:`AsyncGroup`."""
 
     def __init__(self, client: Any, name: str, arguments: GroupArguments) -> None:
+        if unknown := arguments.keys() - GroupArguments.__annotations__.keys():
+            raise TypeError(f"group() got an unexpected keyword argument {min(unknown)!r}")
+        if isinstance(arguments.get("keyspaces", ()), str | bytes):
+            raise InvalidArgumentError(field="keyspaces", reason="must be a list of names")
         self._client = client
         self._arguments = arguments
         self._options = GroupOptions(

@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from koinon.core.atomic import PartitionOperations
 from koinon.core.cursor_rows import (
@@ -31,6 +31,7 @@ from koinon.core.cursor_rows import (
     StoredCursor,
 )
 from koinon.core.feeds import ChangeBatch, FeedPart, FeedPositions, PartitionPosition
+from koinon.core.group_options import GroupOptions
 from koinon.core.groups import BEGINNING, Grant, Membership, OwnershipChange
 from koinon.core.target import Target
 from koinon.driver import request_ids
@@ -47,65 +48,15 @@ from koinon_proto.contract.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from koinon_proto.contract.groups import (
-    GROUP_SESSION_MS,
-    GROUP_SESSION_MS_MAX,
-    GROUP_SESSION_MS_MIN,
-    GROUP_STATIC_SESSION_MS_MAX,
-)
 from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
 from koinon_proto.server.leader_calls import ask_leader_aio
 from koinon_proto.v1 import groups_pb2
 
-_NAME_MAX = 128
 _EMPTY_BATCH_S = 1.0
 _AGAIN_S = 0.2  # before a claim or a request that failed is repeated
 _LEAVE_S = 2.0
 _ANSWER_S_MAX = 2.0  # for which an answer may be late, after a third of the session
 _FOREVER_MS = 100 * 365 * 86_400_000
-
-Strategy = Literal["sticky", "range", "round-robin"]
-Start = Literal["beginning", "now"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupOptions:
-    """The options with which a consumer takes part in a group."""
-
-    name: str
-    strategy: Strategy | None = None
-    member: str | None = None
-    session_ms: int = GROUP_SESSION_MS
-    start: Start = "beginning"
-
-    def __post_init__(self) -> None:
-        """Raises:
-        InvalidArgumentError: an option is out of bounds.
-        """
-        for field, text in (("group", self.name), ("member", self.member)):
-            if text is not None and not (0 < len(text) <= _NAME_MAX and text.isprintable()):
-                raise InvalidArgumentError(
-                    field=field,
-                    reason="must have 1 to 128 printable characters",
-                    limit=_NAME_MAX,
-                    actual=len(text),
-                )
-        if self.strategy is not None and self.strategy not in STRATEGIES:
-            raise InvalidArgumentError(
-                field="strategy", reason=f"{self.strategy!r} is not sticky, range or round-robin"
-            )
-        if self.start not in ("beginning", "now"):
-            raise InvalidArgumentError(
-                field="start", reason=f"{self.start!r} is neither 'beginning' nor 'now'"
-            )
-        most = GROUP_SESSION_MS_MAX if self.member is None else GROUP_STATIC_SESSION_MS_MAX
-        if not GROUP_SESSION_MS_MIN <= self.session_ms <= most:
-            raise InvalidArgumentError(
-                field="session_ms",
-                reason=f"must be from {GROUP_SESSION_MS_MIN} to {most}",
-                limit=most,
-                actual=self.session_ms,
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +89,7 @@ class GroupConsumer:
         self._feeds: dict[int, ChangeFeed] = {}
         self._followed: dict[int, Grant] = {}  # the partitions in the feeds
         self._is_telling = False  # ``next`` has returned an ownership change
-        self._error: KoinonError | None = None
+        self._error: BaseException | None = None
         self._closed = False
         # Commits of positions without changes run alone: they must not come between an atomic
         # batch and the position that it expects.
@@ -557,7 +508,7 @@ class GroupConsumer:
         with request_ids.operation():
             return await ask_leader_aio(search, attempt)
 
-    def _fail(self, error: KoinonError) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End the membership with this error."""
         if self._error is None:
             self._error = error
@@ -570,6 +521,12 @@ class GroupConsumer:
         for tasks in (self._tasks, self._engine.tasks):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+        task.add_done_callback(self._on_ended)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        """End the membership if its task ended with an exception that nobody expected."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
     async def close(self, *, leaves: bool) -> None:
         """End the membership; with ``leaves`` the group's other members get its partitions at once.

@@ -12,8 +12,8 @@ from koinon.cli.console import output
 from koinon.cli.console.command import DONE, USAGE, RefusedError, Session, command
 from koinon.cli.data.key_value import PANEL, PrefixEncoding
 from koinon.core.feeds import Change, ChangeBatch, FeedPositions
+from koinon.core.group_options import Start
 from koinon.driver.group import GroupBatch
-from koinon.driver.group_consumer import Start
 from koinon.operate.json_form import json_of
 from koinon_proto.contract.errors import InvalidArgumentError, StaleGenerationError
 from koinon_proto.process.printable import flush, printable_bytes
