@@ -128,6 +128,22 @@ def test_results_are_written_with_the_position_once(client: Client, groups: Scri
     assert client.get(counted) == b"%d" % seen
 
 
+def test_batch_in_hand_at_the_end_of_the_block_comes_again(
+    client: Client, groups: ScriptedGroups
+) -> None:
+    groups.grant("a", P, generation=1)
+    first = client.group("hand", member="a", start="now", on_revoked=lambda _: first.commit())
+    with first:
+        wait_owning(first)
+        client.put(KEYS[0], b"1")
+        next_changes(first)
+        client.put(KEYS[0], b"2")
+        next_changes(first)
+    groups.grant("b", P, generation=2)
+    with client.group("hand", member="b", start="now") as second:
+        assert next_changes(second).values == [b"2"], "only the first was handled"
+
+
 def test_batch_that_an_interrupt_keeps_from_the_caller_comes_again(
     client: Client, groups: ScriptedGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:

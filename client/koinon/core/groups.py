@@ -67,6 +67,8 @@ class Holding:
     committed: PartitionPosition = BEGINNING
     delivered: PartitionPosition = BEGINNING
     """The position after the last change that was delivered."""
+    handled: PartitionPosition = BEGINNING
+    """The position that was delivered when the consumer last asked for more."""
     committed_at: float = 0.0
     revoked_at: float = 0.0
     is_paused: bool = False
@@ -168,7 +170,7 @@ class Membership:
         if holding is None or holding.grant != grant or holding.phase is not Phase.CLAIMING:
             return False
         holding.phase = Phase.CLAIMED
-        holding.committed = holding.delivered = position
+        holding.committed = holding.delivered = holding.handled = position
         holding.committed_at = now
         return True
 
@@ -226,6 +228,11 @@ class Membership:
         self._told = {}
         return back
 
+    def asked(self) -> None:
+        """Note that the consumer asks for more: it has handled what was delivered."""
+        for holding in self.holdings.values():
+            holding.handled = holding.delivered
+
     def deliver(self, parts: Iterable[FeedPart]) -> None:
         """Note that these changes are delivered."""
         for part in parts:
@@ -239,13 +246,13 @@ class Membership:
             holding.committed, holding.committed_at = position, now
 
     def uncommitted(self) -> dict[int, tuple[int, PartitionPosition]]:
-        """Return the generation and position of each partition of which changes were delivered
-        that are not committed.
+        """Return the generation and position of each partition of which changes were handled that
+        are not committed.
         """
         return {
-            p: (holding.grant.generation, holding.delivered)
+            p: (holding.grant.generation, holding.handled)
             for p, holding in self.holdings.items()
-            if holding.delivered > holding.committed
+            if holding.handled > holding.committed
         }
 
     def progress(

@@ -254,8 +254,10 @@ class GroupMember:
         return self._consumer.owned()
 
     def commit(self, *, timeout_ms: int | None = None) -> None:
-        """Commit the positions after all batches that were delivered. Errors are those of
-        ``GroupBatch.commit``.
+        """Commit the positions after all batches that were delivered before the newest one, and
+        after the newest one, too, once the next was asked for (in ``on_revoked`` during the
+        iteration, for instance). The newest batch is committed by its own ``commit``. Errors are
+        those of ``GroupBatch.commit``.
         """
         consumer = self._consumer
         result: None = self._run(consumer.commit(consumer.membership.uncommitted(), timeout_ms))
@@ -311,9 +313,9 @@ class Group(GroupMember):
         start: where to begin a partition that the group has no position of: with a snapshot of its
             records (``"beginning"``), or with changes from now on (``"now"``).
         on_granted: called with partitions before their first change is delivered.
-        on_revoked: called with partitions that go to another consumer. During the call ``commit``
-            still commits them, unless they are lost: after a session without an answer of the
-            coordinators.
+        on_revoked: called with partitions that go to another consumer, and with all partitions when
+            the block ends without an exception. During the call ``commit`` still commits them,
+            unless they are lost: after a session without an answer of the coordinators.
 
     Raises:
         InvalidArgumentError: an argument is out of bounds.

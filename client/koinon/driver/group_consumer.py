@@ -113,6 +113,7 @@ class GroupConsumer:
             KoinonError: the coordinators or a node have refused the member for good.
         """
         self._engine.check_loop()
+        self.membership.asked()
         if self._is_telling:
             self._is_telling = False
             if self.membership.told():
@@ -207,7 +208,7 @@ class GroupConsumer:
         self.pause((p,))
         await self.commit({p: (generation, BEGINNING)})
         if self.membership.holds(p, generation):
-            holding.delivered = BEGINNING
+            holding.delivered = holding.handled = BEGINNING
             self.resume((p,))
 
     # --- cursors ---------------------------------------------------------------------------

@@ -128,10 +128,12 @@ def test_refusal_of_an_older_generation_loses_nothing() -> None:
     assert member.owned() == []
 
 
-def test_what_is_delivered_is_uncommitted_until_it_is_committed() -> None:
+def test_what_is_handled_is_uncommitted_until_it_is_committed() -> None:
     member = owning(1)
     assert member.uncommitted() == {}
     member.deliver([FeedPart(1, 0, 2, BEGINNING, AT_5), FeedPart(9, 2, 3, BEGINNING, AT_5)])
+    assert member.uncommitted() == {}, "it may not be handled"
+    member.asked()
     assert member.uncommitted() == {1: (1, AT_5)}
     member.committed(1, 2, AT_5, 1.0)
     assert member.uncommitted(), "under another generation"
