@@ -13,11 +13,13 @@ import koinon
 from koinon.client import Client
 from koinon.driver.group_consumer import KeyspaceChanges
 from koinon.local import LocalCluster
+from koinon.operate.admin import Admin
 from koinon_proto.contract.errors import (
     ClientClosedError,
     InvalidArgumentError,
     MemberFencedError,
     StaleGenerationError,
+    UnknownKeyspaceError,
 )
 from koinon_proto.partitioner import partitioner
 from tests.client.kit.scripted_groups import ScriptedGroups, scripted_groups
@@ -169,6 +171,35 @@ def test_batch_that_an_interrupt_keeps_from_the_caller_comes_again(
         batch.commit()
         client.put(KEYS[0], b"2")
         assert [c.value for c in next_changes(group)] == [b"2"]
+
+
+def test_keyspace_that_nodes_know_to_be_dropped_is_revoked(
+    cluster: LocalCluster, groups: ScriptedGroups
+) -> None:
+    """As where the coordinators' answer comes later than the end of the feed."""
+    revoked: list[int] = []
+    with Admin(cluster.coordinators, timeout_ms=30_000) as admin, cluster.client() as client:
+        admin.keyspaces.create("dropped", partition_count=1)
+        table = admin.status().table
+        assert table is not None
+        (p,) = table.keyspaces.named("dropped").partition_ids
+        groups.grant("a", p, generation=1)
+        with client.group(
+            "d", keyspaces=["dropped"], member="a", on_revoked=revoked.extend
+        ) as group:
+            client.keyspace("dropped").put(b"k", b"1")
+            late = next_changes(group)
+            admin.keyspaces.drop("dropped")
+            while not revoked:
+                next(group)
+            assert revoked == [p]
+            for commit in (late.commit, lambda: late.parts()[0].batch().increment(b"n").commit()):
+                with pytest.raises(StaleGenerationError):
+                    commit()
+            next(group)
+            groups.refusal = UnknownKeyspaceError()
+            with pytest.raises(UnknownKeyspaceError, match="dropped"):
+                next_changes(group)
 
 
 def test_silent_coordinators_end_the_session(client: Client, groups: ScriptedGroups) -> None:

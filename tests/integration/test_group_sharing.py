@@ -136,6 +136,40 @@ def test_members_keep_their_partitions_when_the_leader_is_killed(
         cluster.restart(leader)
 
 
+def test_dropped_keyspace_is_revoked_and_the_consumer_goes_on_with_the_others(
+    cluster: LocalCluster, admin: Admin
+) -> None:
+    revoked: list[int] = []
+    for name in ("one", "two"):
+        admin.keyspaces.create(name, partition_count=3)
+    first, second = (keyspaces(admin).named(name).partition_ids for name in ("one", "two"))
+    with (
+        koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as client,
+        client.group("drops", keyspaces=["one", "two"], on_revoked=revoked.extend) as group,
+    ):
+        while group.partitions != [*first, *second]:
+            next(group)
+        client.keyspace("one").put(b"k", b"1")
+        while not len(late := next(group)):
+            pass
+        admin.keyspaces.drop("one")
+        while not revoked:
+            next(group)
+        assert (revoked, group.partitions) == ([*first], [*second])
+        with pytest.raises(koinon.StaleGenerationError):
+            late.commit()
+        client.keyspace("two").put(b"k", b"2")
+        while not len(batch := next(group)):
+            pass
+        assert batch.values == [b"2"]
+        batch.commit()
+        admin.keyspaces.drop("two")
+        with pytest.raises(koinon.UnknownKeyspaceError, match="two"):
+            for _ in group:
+                pass
+        assert revoked == [*first, *second]
+
+
 def test_operators_see_reset_and_delete_groups(cluster: LocalCluster, admin: Admin) -> None:
     with koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as client:
         keys = [b"order/%d" % n for n in range(50)]

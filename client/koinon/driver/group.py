@@ -12,8 +12,12 @@ from koinon.core.group_options import GroupOptions, Start, Strategy
 from koinon.core.groups import OwnershipChange, split
 from koinon.driver.batch import BatchBuilder
 from koinon.driver.client_api import awaitable
-from koinon.driver.group_consumer import GroupConsumer, KeyspaceChanges
-from koinon_proto.contract.errors import ClientClosedError, InvalidArgumentError
+from koinon.driver.group_consumer import GroupConsumer, KeyspaceChanges, as_stale
+from koinon_proto.contract.errors import (
+    ClientClosedError,
+    InvalidArgumentError,
+    UnknownKeyspaceError,
+)
 from koinon_proto.contract.groups import GROUP_SESSION_MS
 from koinon_proto.contract.table import MAX_ATOMIC_OPERATIONS
 
@@ -47,8 +51,9 @@ class Changes:
         May be repeated.
 
         Raises:
-            StaleGenerationError: a partition has another owner now, and its position was not
-                committed; the other positions were. Continue with the next batch.
+            StaleGenerationError: a partition has another owner now, or its keyspace was dropped,
+                and its position was not committed; the other positions were. Continue with the
+                next batch.
             UnavailableError: the deadline passed.
         """
         changed = {part.partition_id for part in self._parts if part.rows}
@@ -77,7 +82,11 @@ class PartBatch(BatchBuilder):
         target, group = part._read.target, part._group
         self._part = part
         self._client = group._client
-        limit = target.settings(self._client._engine.routing()).max_value_bytes
+        try:
+            limit = target.settings(self._client._engine.routing()).max_value_bytes
+        except UnknownKeyspaceError as error:
+            generation = part._read.generations[part.partition_id]
+            raise as_stale(error, part.partition_id, generation) from None
         self._operations = PartitionOperations(part.partition_id, target.partitioner, limit)
 
     def commit(self, *, timeout_ms: int | None = None) -> None:
@@ -319,7 +328,8 @@ class Group(GroupMember):
 
     Raises:
         InvalidArgumentError: an argument is out of bounds.
-        UnknownKeyspaceError: (entering) there is no such keyspace.
+        UnknownKeyspaceError: (entering) there is no such keyspace; (iterating) all of the
+            keyspaces have been dropped.
         MemberFencedError: (iterating) a process that started later has the same ``member``.
         SnapshotNeededError, HistoryBranchedError: (iterating) a partition cannot continue from its
             position. Call ``begin_again`` with the error's partition, and iterate on.

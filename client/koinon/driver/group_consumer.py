@@ -46,6 +46,7 @@ from koinon_proto.contract.errors import (
     NotSentError,
     StaleGenerationError,
     UnavailableError,
+    UnknownKeyspaceError,
     UnsupportedVersionError,
 )
 from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
@@ -88,6 +89,7 @@ class GroupConsumer:
         self._changed = asyncio.Event()  # the coordinators are to be told at once
         self._feeds: dict[int, ChangeFeed] = {}
         self._followed: dict[int, Grant] = {}  # the partitions in the feeds
+        self._keyspace_of: dict[int, int] = {}  # of each partition that was ever granted
         self._is_telling = False  # ``next`` has returned an ownership change
         self._error: BaseException | None = None
         self._closed = False
@@ -110,6 +112,7 @@ class GroupConsumer:
             SnapshotNeededError, HistoryBranchedError: a partition cannot continue from its
                 position; it waits for ``begin_again``.
             MemberFencedError: another process has the member's name.
+            UnknownKeyspaceError: all of the member's keyspaces have been dropped.
             KoinonError: the coordinators or a node have refused the member for good.
         """
         self._engine.check_loop()
@@ -145,6 +148,9 @@ class GroupConsumer:
         for keyspace_id, feed in self._feeds.items():
             try:
                 taken = feed.take()
+            except UnknownKeyspaceError:
+                self._lose_keyspace(keyspace_id)
+                return None  # ``next`` comes again, for the news
             except KoinonError as error:
                 if (p := getattr(error, "partition_id", None)) in self._followed:
                     membership.holdings[p].is_paused = True
@@ -235,7 +241,7 @@ class GroupConsumer:
         failures: dict[int, KoinonError] = {}
         by_keyspace: dict[int, dict[int, tuple[int, PartitionPosition]]] = {}
         for p, row in positions.items():
-            by_keyspace.setdefault(self._keyspace_of(p), {})[p] = row
+            by_keyspace.setdefault(self._keyspace_of[p], {})[p] = row
         for keyspace_id, rows in by_keyspace.items():
             work = self._work(CursorAction.COMMIT, keyspace_id, rows)
             done = await self._run(work, timeout_ms)
@@ -247,14 +253,6 @@ class GroupConsumer:
         for p, error in failures.items():
             self._note_stale(p, positions[p][0], error)
         return failures
-
-    def _keyspace_of(self, p: int) -> int:
-        for target in self._targets.values():
-            if p in target.settings(self._engine.routing()).partition_ids:
-                return target.keyspace_id
-        raise InvalidArgumentError(
-            field="partition", reason="is in no keyspace of the group", actual=p
-        )
 
     async def commit_batch(
         self,
@@ -288,7 +286,7 @@ class GroupConsumer:
             operation = CommitWithCursor(batch, work, after, self._engine.policy)
             with request_ids.operation():
                 await self._engine.rows.run(operation, timeout_ms)
-            error = operation.error
+            error = operation.error and as_stale(operation.error, p, generation)
             if isinstance(error, CursorMovedError):
                 stored = await self._stored(work, p, timeout_ms)
                 if stored.position == position:
@@ -355,6 +353,8 @@ class GroupConsumer:
         operation = CursorRows(work, self._engine.policy)
         with request_ids.operation():
             await self._engine.rows.run(operation, self._engine.timeout_ms(timeout_ms))
+        for p, error in operation.failures.items():
+            operation.failures[p] = as_stale(error, p, work.rows[p][0])
         return operation
 
     # --- feeds -----------------------------------------------------------------------------
@@ -390,6 +390,16 @@ class GroupConsumer:
             )
         return feed
 
+    def _lose_keyspace(self, keyspace_id: int) -> None:
+        """Hold nothing of a keyspace that was dropped, and go on with the others. The coordinators
+        end the membership once none is left.
+        """
+        held = self.membership.holdings.items()
+        self.membership.lose([p for p, one in held if one.grant.keyspace_id == keyspace_id])
+        self._feeds.pop(keyspace_id).close()
+        self._changed.set()
+        self._arrived.set()
+
     # --- the coordinators ------------------------------------------------------------------
 
     async def _attend(self) -> None:
@@ -397,6 +407,9 @@ class GroupConsumer:
         try:
             while not self._closed:
                 await self._attend_once()
+        except UnknownKeyspaceError:  # there is none of them any more
+            names = ", ".join(target.name for target in self._targets.values())
+            self._fail(UnknownKeyspaceError(keyspace=names))
         except KoinonError as error:
             self._fail(error)
 
@@ -454,6 +467,7 @@ class GroupConsumer:
         self._follow_owned()
         by_keyspace: dict[int, dict[int, Grant]] = {}
         for p in fresh:
+            self._keyspace_of[p] = granted[p].keyspace_id
             by_keyspace.setdefault(granted[p].keyspace_id, {})[p] = granted[p]
         for keyspace_id, grants in by_keyspace.items():
             self._spawn(self._claim(keyspace_id, grants))
@@ -551,3 +565,12 @@ class GroupConsumer:
             with contextlib.suppress(KoinonError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_S):
                     await self._ask("leave_group", request)
+
+
+def as_stale(error: KoinonError, p: int, generation: int) -> KoinonError:
+    """Return the error that a consumer gets for this one. A partition of a keyspace that was
+    dropped is nobody's: its grant is as stale as one that another member's has replaced.
+    """
+    if isinstance(error, UnknownKeyspaceError):
+        return StaleGenerationError(partition_id=p, generation=generation, current_generation=0)
+    return error
