@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -141,9 +142,11 @@ def test_batch_in_hand_at_the_end_of_the_block_comes_again(
         next_changes(first)
         client.put(KEYS[0], b"2")
         next_changes(first)
+    later = next(key for n in itertools.count() if PARTITION_OF(key := b"later/%d" % n) == P)
+    client.put(later, b"3")
     groups.grant("b", P, generation=2)
     with client.group("hand", member="b", start="now") as second:
-        assert next_changes(second).values == [b"2"], "only the first was handled"
+        assert next_changes(second).values[0] == b"2", "only the first was handled"
 
 
 def test_batch_that_an_interrupt_keeps_from_the_caller_comes_again(
@@ -242,6 +245,64 @@ def test_closed_client_ends_the_iteration(cluster: LocalCluster, groups: Scripte
         client.close()
         with pytest.raises(ClientClosedError):
             next(group)
+
+
+def test_no_change_comes_before_its_callbacks_are_done(
+    client: Client, groups: ScriptedGroups
+) -> None:
+    told: list[Any] = []
+
+    def tell(what: str, partitions: Any) -> None:
+        told.append((what, list(partitions)))
+        if len(told) in (1, 3):
+            raise RuntimeError
+
+    def wait_told(times: int) -> None:
+        while len(told) < times:
+            next(group)
+
+    groups.grant("a", P, generation=1)
+    with client.group(
+        "told",
+        member="a",
+        on_granted=lambda partitions: tell("granted", partitions),
+        on_revoked=lambda partitions: tell("revoked", partitions),
+    ) as group:
+        with pytest.raises(RuntimeError):
+            next_changes(group)
+        next(group)
+        assert told == [("granted", [P])] * 2
+        groups.grant("a", P, generation=2)
+        with pytest.raises(RuntimeError):
+            wait_told(3)
+        wait_told(5)
+        assert told[2:] == [("revoked", [P]), ("revoked", [P]), ("granted", [P])]
+
+
+async def test_cancelled_callback_is_called_again_before_the_first_change(
+    cluster: LocalCluster, groups: ScriptedGroups
+) -> None:
+    begun: list[Any] = []
+    may_end = asyncio.Event()
+
+    async def on_granted(partitions: Any) -> None:
+        begun.append(partitions)
+        await may_end.wait()
+
+    groups.grant("a", P, generation=1)
+    async with (
+        koinon.aio.connect(cluster.coordinators) as client,
+        client.group("y", member="a", on_granted=on_granted) as group,
+    ):
+        await client.put(KEYS[0], b"1")
+        while len(begun) < 2:
+            with contextlib.suppress(TimeoutError):
+                assert not len(await asyncio.wait_for(anext(group), 0.2))
+        may_end.set()
+        async for batch in group:
+            if len(batch):
+                break
+        assert begun == [[P]] * 3
 
 
 async def test_asyncio_group(cluster: LocalCluster, groups: ScriptedGroups) -> None:

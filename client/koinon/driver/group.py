@@ -292,13 +292,25 @@ class GroupMember:
         result: None = self._run(self._consumer.begin_again(partition))
         return result
 
+    async def _next(self) -> KeyspaceChanges | OwnershipChange | None:
+        """Return the next result; once more the one that an interrupted call did not deliver, or
+        that a callback has not dealt with.
+        """
+        if self._undelivered is None:
+            self._undelivered = await self._consumer.next()
+        return self._undelivered
+
     def _told(self, change: OwnershipChange) -> Iterator[tuple[OnChange, Sequence[int]]]:
-        """Yield the callbacks of a change with their partitions, revoked ones first."""
+        """Yield the callbacks of a change with their partitions, revoked ones first. A callback
+        that returned has no part in the change any more.
+        """
         on_granted = self._arguments.get("on_granted")
         if change.revoked and self._on_revoked is not None:
             yield self._on_revoked, change.revoked
+            change.revoked = []
         if change.granted and on_granted is not None:
             yield on_granted, change.granted
+            change.granted = []
 
     @staticmethod
     async def _call(work: Callable[[], None]) -> None:
@@ -321,7 +333,8 @@ class Group(GroupMember):
             its partitions. 1,000 to 300,000 (with ``member`` 3,600,000).
         start: where to begin a partition that the group has no position of: with a snapshot of its
             records (``"beginning"``), or with changes from now on (``"now"``).
-        on_granted: called with partitions before their first change is delivered.
+        on_granted: called with partitions before their first change is delivered. If it (or
+            ``on_revoked``) raises or is cancelled, the next step of the iteration calls it again.
         on_revoked: called with partitions that go to another consumer, and with all partitions when
             the block ends without an exception. During the call ``commit`` still commits them,
             unless they are lost: after a session without an answer of the coordinators.
@@ -358,15 +371,9 @@ class Group(GroupMember):
                 batch = GroupBatch(self, found or self._consumer.nothing())
                 self._undelivered = None  # no signal handler runs between here and the caller
                 return batch
-            self._undelivered = None
             for told, partitions in self._told(found):
                 told(partitions)
-
-    async def _next(self) -> KeyspaceChanges | OwnershipChange | None:
-        """Return the next result; once more the one that an interrupted call did not deliver."""
-        if self._undelivered is None:
-            self._undelivered = await self._consumer.next()
-        return self._undelivered
+            self._undelivered = None
 
 
 class AsyncGroup(GroupMember):
@@ -395,11 +402,13 @@ class AsyncGroup(GroupMember):
 
     async def __anext__(self) -> AsyncGroupBatch:
         while True:
-            found = await self._consumer.next()
+            found = await self._next()
             if not isinstance(found, OwnershipChange):
+                self._undelivered = None
                 return AsyncGroupBatch(self, found or self._consumer.nothing())
             for told, partitions in self._told(found):
                 await _awaited(told(partitions))
+            self._undelivered = None
 
 
 async def _awaited(result: object) -> None:
