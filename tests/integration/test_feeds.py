@@ -24,7 +24,13 @@ from koinon.driver.change_feed import ChangeFeed, FeedQuery
 from koinon.local import LocalCluster, Setup
 from koinon.operate.admin import Admin
 from koinon.operate.plans import PlanKind, PlanRequest
-from koinon_proto.contract.errors import ClientClosedError, InvalidArgumentError, WrongClusterError
+from koinon_node.grpc.feed_service import FEEDS_MAX
+from koinon_proto.contract.errors import (
+    ClientClosedError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    WrongClusterError,
+)
 from koinon_proto.partitioner import partitioner
 from tests.checkers.feed import FeedCopy
 from tests.checkers.load import RecordedLoad
@@ -185,6 +191,35 @@ async def test_feed_takes_partitions_on_and_leaves_them_while_it_runs(
         assert place(first) not in feed.positions
         feed.add({place(first): before})
         assert (await told())[-1] == (first, b"3")
+        feed.close()
+
+
+async def test_feed_that_lasts_says_that_a_node_has_no_place_and_goes_on(
+    cluster: LocalCluster,
+) -> None:
+    async def told(feed: ChangeFeed) -> Any:
+        while not (batch := await feed.next()):
+            pass
+        return batch
+
+    key = b"places/1"
+    p = partitioner("murmur2", 1024).partition_of(key)
+    async with koinon.aio.connect(cluster.coordinators) as client:
+        await client.put(key, b"1")
+        engine = client._engine
+        query, start = FeedQuery(is_partial=True), {p: PartitionPosition()}
+        others = [ChangeFeed(engine, engine.target, query, None) for _ in range(FEEDS_MAX // 2)]
+        for other in others:
+            other.add(start)
+            await told(other)
+        feed = ChangeFeed(engine, engine.target, query, 1_000)
+        feed.add(start)
+        for _ in range(2):
+            with pytest.raises(ResourceExhaustedError, match="change feeds"):
+                await told(feed)
+        for other in others:
+            other.close()
+        assert key in (await told(feed)).keys
         feed.close()
 
 

@@ -191,7 +191,9 @@ async def test_a_connection_that_takes_no_answers_is_named(lane: Lane, clock: Cl
     assert lane.stuck_peer() == A1
 
 
-def test_places_are_a_connections_a_hosts_and_the_last_of_them_members() -> None:
+def test_places_are_a_connections_a_hosts_and_the_last_of_them_members(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     places = Places("streams", places=5, host=3, connection=2, reserved=1)
     taken = [places.place(peer) for peer in (A1, A1, A2, B1)]
     for place in taken:
@@ -199,6 +201,7 @@ def test_places_are_a_connections_a_hosts_and_the_last_of_them_members() -> None
     for peer, limit in ((A1, 2), (A3, 3), (B1, 4)):
         with pytest.raises(ResourceExhaustedError, match=f"limit of {limit}"):
             places.place(peer).__enter__()
+    assert caplog.messages == [f"no place for streams limit=2 of={A1}"], "once a minute"
     lane = Lane(LIMITS)
     call = lane.call(B2)
     call.trust()

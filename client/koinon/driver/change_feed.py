@@ -45,6 +45,7 @@ from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     NotSentError,
+    ResourceExhaustedError,
     SnapshotNeededError,
     UnknownFateError,
     WrongClusterError,
@@ -82,7 +83,10 @@ class FeedQuery:
     since: Since = None
     keys_only: bool = False
     is_partial: bool = False
-    """True: the feed begins with no partition, and follows those that ``add`` names."""
+    """True: the feed begins with no partition, and follows those that ``add`` names. It outlasts
+    its timeout: after each timeout in which a node had no place for its stream the node's error
+    comes once.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +144,7 @@ class ChangeFeed:
         self._target = target
         self._prefix = limits.check_key_part("prefix", query.prefix)
         self._keys_only = query.keys_only
+        self._is_lasting = query.is_partial
         self._timeout_ms = engine.timeout_ms(TIMEOUT_MS if timeout_ms is None else timeout_ms)
         self._begin = self._positions_of(query.since)
         wanted = () if query.is_partial else partitions_with(self._prefix, target.partitioner)
@@ -206,7 +211,7 @@ class ChangeFeed:
     def take(self) -> tuple[ChangeBatch, Sequence[FeedPart]] | None:
         """Return the next batch that was read, and its parts, or None. Opens the feed at its first
         call. After SnapshotNeededError and HistoryBranchedError the feed continues without their
-        partition.
+        partition; a partial feed continues after ResourceExhaustedError, too.
 
         Raises:
             KoinonError: as ``next``.
@@ -464,7 +469,7 @@ class ChangeFeed:
 
     def _reopen_later(self, partition_ids: Sequence[int], error: KoinonError) -> None:
         """Reopen the partitions once a newer table arrives or the back-off has passed; end the feed
-        if the error is not retriable or the timeout is over.
+        if the error is not retriable, or the timeout is over and the feed does not outlast it.
         """
         engine, now = self._engine, self._engine.now()
         revision = engine.router.revision
@@ -482,10 +487,18 @@ class ChangeFeed:
             self._fail(error)
             return
         if now - min(one.began for one in failing) >= self._timeout_ms / 1000:
-            self._fail(
-                final_error(error, write=False, maybe_applied=False, timed_out_ms=self._timeout_ms)
-            )
-            return
+            if not self._is_lasting:
+                self._fail(
+                    final_error(
+                        error, write=False, maybe_applied=False, timed_out_ms=self._timeout_ms
+                    )
+                )
+                return
+            if isinstance(error, ResourceExhaustedError):
+                self._refused.append(error)
+                self._arrived.set()
+                for one in failing:
+                    one.began = now
         for one in failing:
             one.attempts += 1
 

@@ -346,6 +346,8 @@ class Group(GroupMember):
         MemberFencedError: (iterating) a process that started later has the same ``member``.
         SnapshotNeededError, HistoryBranchedError: (iterating) a partition cannot continue from its
             position. Call ``begin_again`` with the error's partition, and iterate on.
+        ResourceExhaustedError: (iterating) a node had no place for a feed of this consumer for a
+            session (a minute at most). Iterating on waits for a place.
         PermissionDeniedError: (iterating) the caller may not ``feed`` all keys of a keyspace.
     """
 

@@ -35,7 +35,7 @@ from koinon.core.group_options import GroupOptions
 from koinon.core.groups import BEGINNING, Grant, Membership, OwnershipChange
 from koinon.core.target import Target
 from koinon.driver import request_ids
-from koinon.driver.change_feed import ChangeFeed, FeedQuery
+from koinon.driver.change_feed import TIMEOUT_MS, ChangeFeed, FeedQuery
 from koinon.driver.engine import Engine
 from koinon.driver.rpc.group_messages import STRATEGIES, grants_of, held_to_proto
 from koinon_proto.contract.errors import (
@@ -57,7 +57,6 @@ _EMPTY_BATCH_S = 1.0
 _AGAIN_S = 0.2  # before a claim or a request that failed is repeated
 _LEAVE_S = 2.0
 _ANSWER_S_MAX = 2.0  # for which an answer may be late, after a third of the session
-_FOREVER_MS = 100 * 365 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +112,9 @@ class GroupConsumer:
                 position; it waits for ``begin_again``.
             MemberFencedError: another process has the member's name.
             UnknownKeyspaceError: all of the member's keyspaces have been dropped.
+            ResourceExhaustedError: for a session (a minute at most) a node had no place for a feed
+                of this member, so partitions that it owns could not be followed. The next call
+                goes on.
             KoinonError: the coordinators or a node have refused the member for good.
         """
         self._engine.check_loop()
@@ -385,7 +387,7 @@ class GroupConsumer:
                 self._engine,
                 self._targets[keyspace_id],
                 FeedQuery(is_partial=True),
-                _FOREVER_MS,
+                min(self._options.session_ms, TIMEOUT_MS),
                 self._arrived,
             )
         return feed

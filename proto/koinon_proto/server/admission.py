@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -30,12 +31,15 @@ from koinon_proto.contract.errors import ResourceExhaustedError, UnavailableErro
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.server.connections import host_of
 
+log = logging.getLogger(__name__)
+
 REPLY_BYTES = 64 * 1024
 """The bytes that an answer counts as before it is known, if its method says nothing else."""
 _TRUST_S = 60.0
 _TRUSTED_MAX = 4_096
 _RECEIVE_S = 30.0
 _LEAVE_S, _CONTENDED_LEAVE_S = 60.0, 10.0
+_LOG_S = 60.0  # the refusals of places are logged at most so often
 _FIRST_MORE = 1.25
 """Of the limit of all, for a connection that has nothing else under way."""
 
@@ -426,6 +430,7 @@ class Places:
         self._places, self._host, self._connection = places, host, connection
         self._reserved = reserved
         self._taken: dict[str, int] = {}  # by connection, by host, and '': all
+        self._logged_at = -_LOG_S
 
     @property
     def taken(self) -> int:
@@ -448,6 +453,11 @@ class Places:
             ("", self._places - (0 if is_member else self._reserved)),
         ):
             if self._taken.get(name, 0) >= limit:
+                if monotonic() - self._logged_at >= _LOG_S:
+                    self._logged_at = monotonic()
+                    log.warning(
+                        "no place for %s limit=%d of=%s", self._resource, limit, name or "all"
+                    )
                 raise ResourceExhaustedError(resource=self._resource, limit=limit)
         names = (peer, host, "")
         for name in names:
