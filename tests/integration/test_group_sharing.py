@@ -170,6 +170,25 @@ def test_dropped_keyspace_is_revoked_and_the_consumer_goes_on_with_the_others(
         assert revoked == [*first, *second]
 
 
+def test_successor_whose_clock_is_behind_takes_the_members_place(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as client:
+        first, second = (client.group("clocks", keyspaces=["orders"], member="m") for _ in range(2))
+        with first:
+            while not first.partitions:
+                next(first)
+            now = time.time_ns
+            monkeypatch.setattr(time, "time_ns", lambda: now() - 5_000_000_000)
+            with second:
+                while not second.partitions:
+                    next(second)
+                with pytest.raises(koinon.MemberFencedError):
+                    for _ in first:
+                        pass
+                next(second)
+
+
 def test_operators_see_reset_and_delete_groups(cluster: LocalCluster, admin: Admin) -> None:
     with koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as client:
         keys = [b"order/%d" % n for n in range(50)]

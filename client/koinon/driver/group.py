@@ -343,7 +343,7 @@ class Group(GroupMember):
         InvalidArgumentError: an argument is out of bounds.
         UnknownKeyspaceError: (entering) there is no such keyspace; (iterating) all of the
             keyspaces have been dropped.
-        MemberFencedError: (iterating) a process that started later has the same ``member``.
+        MemberFencedError: (iterating) another process has joined as the same ``member``.
         SnapshotNeededError, HistoryBranchedError: (iterating) a partition cannot continue from its
             position. Call ``begin_again`` with the error's partition, and iterate on.
         ResourceExhaustedError: (iterating) a node had no place for a feed of this consumer for a

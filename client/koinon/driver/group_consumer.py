@@ -459,6 +459,7 @@ class GroupConsumer:
             session_ms=options.session_ms,
             known_revision=membership.known_revision,
             held=held_to_proto(membership.held()),
+            is_joining=not self._group_id,
         )
 
     def _take_answer(self, answer: groups_pb2.AttendGroupResponse, asked_at: float) -> None:

@@ -567,12 +567,12 @@ class CursorMovedError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class MemberFencedError(KoinonError):
-    """A member of a group is served no more: another process takes part under its member id, and
-    started later. Only that one continues.
+    """A member of a group is served no more: another process has joined under its member id. Only
+    that one continues.
     """
 
     template: ClassVar[str] = (
-        "member {e.member_id!r} of group {e.group!r} was replaced by a process that started later, with the same member id"
+        "member {e.member_id!r} of group {e.group!r} was replaced by another process, with the same member id"
     )
 
     group: str

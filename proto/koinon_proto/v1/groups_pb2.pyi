@@ -31,7 +31,7 @@ class Held(_message.Message):
     def __init__(self, keyspace_id: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttendGroupRequest(_message.Message):
-    __slots__ = ("cluster_id", "group", "member_id", "incarnation", "number", "is_static", "client_name", "keyspace_ids", "strategy", "session_ms", "known_revision", "held")
+    __slots__ = ("cluster_id", "group", "member_id", "incarnation", "number", "is_static", "client_name", "keyspace_ids", "strategy", "session_ms", "known_revision", "held", "is_joining")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class AttendGroupRequest(_message.Message):
     SESSION_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_REVISION_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    IS_JOINING_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group: str
     member_id: str
@@ -56,7 +57,8 @@ class AttendGroupRequest(_message.Message):
     session_ms: int
     known_revision: int
     held: _containers.RepeatedCompositeFieldContainer[Held]
-    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., is_static: bool = ..., client_name: _Optional[str] = ..., keyspace_ids: _Optional[_Iterable[int]] = ..., strategy: _Optional[_Union[GroupStrategy, str]] = ..., session_ms: _Optional[int] = ..., known_revision: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+    is_joining: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., member_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., is_static: bool = ..., client_name: _Optional[str] = ..., keyspace_ids: _Optional[_Iterable[int]] = ..., strategy: _Optional[_Union[GroupStrategy, str]] = ..., session_ms: _Optional[int] = ..., known_revision: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., is_joining: bool = ...) -> None: ...
 
 class AttendGroupResponse(_message.Message):
     __slots__ = ("group_id", "generation", "revision", "granted", "members", "is_idle", "strategy")

@@ -190,6 +190,23 @@ def test_second_process_of_a_member_takes_its_place_and_the_first_is_refused() -
     assert "a" in group.core.members, "who is gone cannot send its successor away"
 
 
+def test_process_on_a_machine_whose_clock_is_behind_takes_the_members_place() -> None:
+    group = Group()
+    group.attend("a", incarnation=9, is_joining=True)
+    group.attend("a", incarnation=5, number=1, is_joining=True)
+    group.attend("a", incarnation=7, number=1, is_joining=True)
+    for replaced in (9, 5):
+        for is_joining in (False, True):
+            with pytest.raises(MemberFencedError):
+                group.attend("a", incarnation=replaced, number=99, is_joining=is_joining)
+    group.attend("a", incarnation=7, number=2)
+    group = Group()  # of the next leader, which has not seen the order
+    group.attend("a", incarnation=5)
+    group.attend("a", incarnation=9, number=1)
+    with pytest.raises(MemberFencedError):
+        group.attend("a", incarnation=5, number=99)
+
+
 def test_requests_out_of_order_of_other_users_and_with_impossible_facts_are_refused() -> None:
     group = Group()
     group.attend("a", user="app")

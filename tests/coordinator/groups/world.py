@@ -12,7 +12,7 @@ from typing import Any
 
 from koinon_coordinator.core.groups import group_members
 from koinon_coordinator.core.groups.group_members import Attendance, GroupMembers
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, MemberFencedError
 from koinon_proto.contract.groups import GroupStrategy
 from koinon_proto.contract.keyspaces import KeyspaceId
 from koinon_proto.contract.table import PartitionId
@@ -130,7 +130,7 @@ class World:
         """
         if consumer is not None:
             self.consumers.remove(consumer)
-            self._start(consumer.member_id, consumer.incarnation + 1)
+            self._start(consumer.member_id, self.random.getrandbits(32))  # clocks differ
 
     def change_leader(self) -> None:
         """Begin a term: the new leader knows what is replicated, and nothing else."""
@@ -157,6 +157,11 @@ class World:
     def _attend(self, request: Attendance, held: dict[PartitionId, int]) -> None:
         try:
             member = self.leader.attend(request, held, self.generation, self.now)
+        except MemberFencedError:  # the consumer ends, and is started anew
+            fenced = self._consumer(request)
+            if fenced is not None and fenced.is_up:
+                self._restart(fenced)
+            return
         except KoinonError:
             return
         poll = Poll(request, self.now + request.session_s / 3)
@@ -228,6 +233,7 @@ class World:
                 keyspace_ids=consumer.keyspace_ids,
                 session_s=consumer.session_s,
                 known_revision=consumer.known_revision,
+                is_joining=consumer.good_from < 0.0,
             )
             self._send((request, dict(consumer.held)))
 

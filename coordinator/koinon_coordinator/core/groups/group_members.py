@@ -52,6 +52,8 @@ QUIET_S = 0.2
 GATHER_S_MAX = 1.0
 """A change is acted on after this time, however many others follow."""
 MEMBERS_MAX = 2_000
+FORMER_MAX = 64
+"""So many of a member's replaced incarnations are known."""
 NEVER = float("inf")
 Held = Mapping[PartitionId, int]
 
@@ -69,6 +71,7 @@ class Attendance:
     session_s: float
     known_revision: int = 0
     is_static: bool = False
+    is_joining: bool = False  # no request of the incarnation was answered yet
     client_name: str = ""
     peer: str = ""
     user: str = ""
@@ -80,6 +83,7 @@ class Member:
 
     newest: Attendance
     heard_at: float
+    former: tuple[int, ...] = ()  # incarnations that were replaced
     granted: dict[PartitionId, int] = field(default_factory=dict)
     # What this leader has told the member, or has adopted, and the member has not released since.
     may_hold: set[PartitionId] = field(default_factory=set)
@@ -142,7 +146,7 @@ class GroupMembers:
         of their grants. ``generation``: the group's.
 
         Raises:
-            MemberFencedError: a later incarnation of the member has been heard.
+            MemberFencedError: another incarnation has taken the member's place.
             PermissionDeniedError: the member is another user's.
             ResourceExhaustedError: the group has too many members.
             UnavailableError: a later request of the member has been heard.
@@ -171,7 +175,11 @@ class GroupMembers:
         return member
 
     def _seated(self, request: Attendance, now: float) -> Member:
-        """Return the member, which joins if it is new."""
+        """Return the member, which joins if it is new. An incarnation that joins replaces the one
+        before, whatever their numbers, and that one never comes back. Where the order is not known,
+        since both joined under an earlier leader, the greater incarnation stays.
+        """
+        former: tuple[int, ...] = ()
         member = self.members.get(request.member_id)
         if member is not None:
             newest = member.newest
@@ -181,7 +189,8 @@ class GroupMembers:
                     action="attend",
                     what=f"as member {request.member_id!r}, who is another user",
                 )
-            if request.incarnation < newest.incarnation:
+            is_earlier = request.incarnation < newest.incarnation and not request.is_joining
+            if is_earlier or request.incarnation in member.former:
                 raise MemberFencedError(group=self.name, member_id=request.member_id)
             if request.incarnation == newest.incarnation:
                 if request.number <= newest.number:
@@ -191,10 +200,11 @@ class GroupMembers:
                         field="session_ms", reason="cannot change while the member is in session"
                     )
                 return member
+            former = (*member.former, newest.incarnation)[-FORMER_MAX:]
             self._forget(request.member_id, now)
         elif len(self.members) >= MEMBERS_MAX:
             raise ResourceExhaustedError(resource="members of a group", limit=MEMBERS_MAX)
-        member = self.members[request.member_id] = Member(request, now)
+        member = self.members[request.member_id] = Member(request, now, former)
         self._outdate_target(now)
         return member
 

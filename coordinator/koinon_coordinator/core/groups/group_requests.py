@@ -49,6 +49,7 @@ class AttendWish:
     strategy: int
     session_ms: int
     known_revision: int
+    is_joining: bool = False
     peer: str = ""
     user: str = ""
 
@@ -84,6 +85,7 @@ def decide_attendance(state: ClusterState, wish: AttendWish) -> Attendance:
         session_s=wish.session_ms / 1000,
         known_revision=wish.known_revision,
         is_static=wish.is_static,
+        is_joining=wish.is_joining,
         client_name=printable(wish.client_name)[:GROUP_TEXT_CHARS_MAX],
         peer=wish.peer,
         user=wish.user,
