@@ -201,7 +201,7 @@ def test_places_are_a_connections_a_hosts_and_the_last_of_them_members(
     for peer, limit in ((A1, 2), (A3, 3), (B1, 4)):
         with pytest.raises(ResourceExhaustedError, match=f"limit of {limit}"):
             places.place(peer).__enter__()
-    assert caplog.messages == [f"no place for streams limit=2 of={A1}"], "once a minute"
+    assert caplog.messages == [f"no place resource='streams' limit=2 of={A1}"], "once a minute"
     lane = Lane(LIMITS)
     call = lane.call(B2)
     call.trust()

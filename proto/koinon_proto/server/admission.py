@@ -456,7 +456,7 @@ class Places:
                 if monotonic() - self._logged_at >= _LOG_S:
                     self._logged_at = monotonic()
                     log.warning(
-                        "no place for %s limit=%d of=%s", self._resource, limit, name or "all"
+                        "no place resource=%r limit=%d of=%s", self._resource, limit, name or "all"
                     )
                 raise ResourceExhaustedError(resource=self._resource, limit=limit)
         names = (peer, host, "")
