@@ -12,6 +12,7 @@ import pytest
 
 import koinon
 from koinon.client import Client
+from koinon.core.feeds import PartitionPosition
 from koinon.driver.group_consumer import KeyspaceChanges
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
@@ -20,6 +21,7 @@ from koinon_proto.contract.errors import (
     InvalidArgumentError,
     MemberFencedError,
     StaleGenerationError,
+    UnavailableError,
     UnknownKeyspaceError,
 )
 from koinon_proto.partitioner import partitioner
@@ -229,6 +231,63 @@ def test_pause_and_resume(client: Client, groups: ScriptedGroups) -> None:
         assert next_changes(group).values[-1] == b"paused"
         group.begin_again(P)
         assert KEYS[0] in next_changes(group).keys
+
+
+def test_position_goes_back_only_to_begin_again(client: Client, groups: ScriptedGroups) -> None:
+    groups.grant("a", P, generation=1)
+    with client.group("back", member="a", start="now") as group:
+        wait_owning(group)
+        client.put(KEYS[0], b"1")
+        first = next_changes(group)
+        client.put(KEYS[0], b"2")
+        second = next_changes(group)
+        holding = group._consumer.membership.holdings[P]
+        second.commit()
+        newest = holding.committed
+        first.commit()
+        assert holding.committed == newest
+        client.put(KEYS[0], b"3")
+        (part,) = next_changes(group).parts()
+        holding.committed = PartitionPosition(1)  # as if the reply to the commit was lost
+        first.commit()
+        part.batch().commit()
+        assert holding.committed > newest, "the batch goes on from where the cursor is"
+        holding.committed = newest
+        group.begin_again(P)
+        assert holding.committed == PartitionPosition()
+        second.commit()
+        assert holding.committed == PartitionPosition()
+    groups.grant("b", P, generation=2)
+    with client.group("back", member="b", start="now") as group:
+        wait_owning(group)
+        assert group._consumer.membership.holdings[P].committed == PartitionPosition()
+
+
+def test_partition_that_cannot_begin_again_goes_on(
+    client: Client, groups: ScriptedGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.grant("a", P, generation=1)
+    with client.group("again", member="a", start="now") as group:
+        wait_owning(group)
+        client.put(KEYS[0], b"1")
+        next_changes(group)
+        group.begin_again(Q)  # not owned
+
+        async def late(*_: Any) -> None:
+            raise UnavailableError(reason="the deadline passed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(group._consumer, "_commit_after", late)
+            with pytest.raises(UnavailableError):
+                group.begin_again(P)
+        client.put(KEYS[0], b"2")
+        assert next_changes(group).values == [b"2"]
+        groups.grant("b", P, generation=2)
+        with client.group("again", member="b", start="now") as owner:
+            wait_owning(owner)
+            group.begin_again(P)
+            while group.partitions:
+                next(group)
 
 
 def test_member_is_fenced_by_its_name(client: Client, groups: ScriptedGroups) -> None:

@@ -243,7 +243,23 @@ class Membership:
         """Note that the position was committed."""
         if self.holds(p, generation):
             holding = self.holdings[p]
-            holding.committed, holding.committed_at = position, now
+            holding.committed, holding.committed_at = max(position, holding.committed), now
+
+    def begun_again(self, p: int, generation: int, now: float) -> None:
+        """Note that the cursor was put back to the beginning, and that changes come from there."""
+        if self.holds(p, generation):
+            holding = self.holdings[p]
+            holding.committed = holding.delivered = holding.handled = BEGINNING
+            holding.committed_at = now
+
+    def is_news(self, p: int, generation: int, position: PartitionPosition) -> bool:
+        """Return whether a commit of this position may move the cursor: not if it or a later one
+        was committed, nor if it is of changes before the partition began again.
+        """
+        if not self.holds(p, generation):
+            return True  # the primary decides
+        holding = self.holdings[p]
+        return holding.committed < position <= holding.delivered
 
     def uncommitted(self) -> dict[int, tuple[int, PartitionPosition]]:
         """Return the generation and position of each partition of which changes were handled that

@@ -96,7 +96,7 @@ class PartBatch(BatchBuilder):
 
         Raises:
             StaleGenerationError: the partition has another owner now. Nothing was written.
-            CursorMovedError: the group's cursor was moved by somebody else. Nothing was written.
+            CursorMovedError: a later position was committed before. Nothing was written.
             CheckFailedError: a check did not hold. Nothing was written.
             NotANumberError, NumberOverflowError: an increment failed. Nothing was written.
             UnknownFateError: no reply came within the deadline.
@@ -284,10 +284,12 @@ class GroupMember:
 
     def begin_again(self, partition: int) -> None:
         """Begin an owned partition again, with a snapshot of all its records: after
-        SnapshotNeededError or HistoryBranchedError, which name the partition.
+        SnapshotNeededError or HistoryBranchedError, which name the partition. A partition that is
+        not owned any more is left alone.
 
         Raises:
-            StaleGenerationError: the partition has another owner now.
+            UnknownFateError, UnavailableError: the deadline passed. The partition goes on from
+                where it was, or raises its error again.
         """
         result: None = self._run(self._consumer.begin_again(partition))
         return result

@@ -204,20 +204,24 @@ class GroupConsumer:
         self._arrived.set()
 
     async def begin_again(self, p: int) -> None:
-        """Follow an owned partition from its beginning, with a snapshot.
-
-        Raises:
-            StaleGenerationError: this consumer does not own the partition any more.
+        """Follow an owned partition from its beginning, with a snapshot; leave one alone that is
+        not owned any more. After an error the partition goes on from where it was.
         """
-        holding = self.membership.holdings.get(p)
-        if holding is None:
-            raise StaleGenerationError(partition_id=p, generation=0, current_generation=0)
-        generation = holding.grant.generation
+        if p not in self.membership.owned():
+            return
+        keyspace_id, generation = self.membership.holdings[p].grant
+        target = self._targets[keyspace_id]
+        nothing = PartitionOperations(p, target.partitioner, max_value_bytes=0)
         self.pause((p,))
-        await self.commit({p: (generation, BEGINNING)})
-        if self.membership.holds(p, generation):
-            holding.delivered = holding.handled = BEGINNING
-            self.resume((p,))
+        try:
+            async with self._committing():
+                await self._commit_after(nothing, target, (generation, BEGINNING), None)
+            self.membership.begun_again(p, generation, self._engine.now())
+        except StaleGenerationError as error:
+            self._note_stale(p, generation, error)
+        finally:
+            if self.membership.holds(p, generation):
+                self.resume((p,))
 
     # --- cursors ---------------------------------------------------------------------------
 
@@ -231,8 +235,9 @@ class GroupConsumer:
                 committed.
             UnavailableError: the deadline passed; a position may have been committed.
         """
+        news = {p: row for p, row in positions.items() if self.membership.is_news(p, *row)}
         async with self._committing():
-            failures = await self._commit(positions, timeout_ms)
+            failures = await self._commit(news, timeout_ms)
         for error in failures.values():
             raise error
 
@@ -272,31 +277,47 @@ class GroupConsumer:
             KoinonError: as ``Batch.commit``.
         """
         p, (generation, position) = batch.partition_id, row
-        timeout_ms = self._engine.timeout_ms(timeout_ms)
-        work = self._work(CursorAction.COMMIT, target.keyspace_id, {p: row})
         async with self._committing():
             if not self.membership.holds(p, generation):
                 raise StaleGenerationError(
                     partition_id=p, generation=generation, current_generation=0
                 )
-            after = self.membership.holdings[p].committed
-            if after >= position:
+            if self.membership.holdings[p].committed >= position:
                 raise InvalidArgumentError(
                     field="part",
                     reason="its position was committed before: parts are committed in their order",
                 )
+            await self._commit_after(batch, target, row, timeout_ms)
+        self.membership.committed(p, generation, position, self._engine.now())
+
+    async def _commit_after(
+        self,
+        batch: PartitionOperations,
+        target: Target,
+        row: tuple[int, PartitionPosition],
+        timeout_ms: int | None,
+    ) -> None:
+        """Commit a batch and a position on the condition that the cursor is where this consumer has
+        left it. A commit without a condition may have moved it late: then once more.
+        """
+        p, (generation, position) = batch.partition_id, row
+        timeout_ms = self._engine.timeout_ms(timeout_ms)
+        work = self._work(CursorAction.COMMIT, target.keyspace_id, {p: row})
+        after = self.membership.holdings[p].committed
+        while True:
             operation = CommitWithCursor(batch, work, after, self._engine.policy)
             with request_ids.operation():
                 await self._engine.rows.run(operation, timeout_ms)
             error = operation.error and as_stale(operation.error, p, generation)
             if isinstance(error, CursorMovedError):
-                stored = await self._stored(work, p, timeout_ms)
-                if stored.position == position:
-                    error = None  # an earlier attempt has written it
-        if error is not None:
+                after = (await self._stored(work, p, timeout_ms)).position
+                if after < position or after > position == BEGINNING:
+                    continue
+                error = None if after == position else error  # an earlier attempt has written it
+            if error is None:
+                return
             self._note_stale(p, generation, error)
             raise error
-        self.membership.committed(p, generation, position, self._engine.now())
 
     async def _stored(self, work: CursorWork, p: int, timeout_ms: int) -> StoredCursor:
         """Return the cursor of an owned partition, by claiming it once more."""

@@ -356,7 +356,8 @@ class CursorsServicer(object):
 
     def Commit(self, request, context):
         """The position of each partition is set, if the stored generation is the one named; else refused with
-        StaleGeneration. May be repeated.
+        StaleGeneration. A position behind the stored one (by sequence, bound, after_key) is answered as done,
+        and changes nothing: a commit may come late, or be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -365,7 +366,8 @@ class CursorsServicer(object):
     def CommitBatch(self, request, context):
         """An atomic batch (KeyValue.CommitBatch) that sets the position of the cursor, too: all of it is
         written, or nothing. All keys lie in the cursor's partition; they need not have the same routing
-        bytes. The caller needs the batch's own rights, too.
+        bytes. The caller needs the batch's own rights, too. `position` may be behind `after`, and the batch
+        may be empty: so a member begins a partition again.
         Errors: those of CommitBatch, StaleGeneration, CursorMoved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

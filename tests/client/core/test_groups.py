@@ -141,6 +141,21 @@ def test_what_is_handled_is_uncommitted_until_it_is_committed() -> None:
     assert member.uncommitted() == {}
 
 
+def test_earlier_position_is_no_news() -> None:
+    member = owning(1)
+    member.deliver([FeedPart(1, 0, 2, BEGINNING, AT_5)])
+    assert member.is_news(1, 1, AT_5)
+    member.committed(1, 1, AT_5, 1.0)
+    member.committed(1, 1, PartitionPosition(4), 1.0)
+    assert not member.is_news(1, 1, PartitionPosition(4))
+    assert not member.is_news(1, 1, AT_5)
+    assert member.is_news(1, 2, BEGINNING), "of another generation: the primary decides"
+    member.begun_again(1, 1, 2.0)
+    assert not member.is_news(1, 1, AT_5), "it is of changes that come again"
+    member.deliver([FeedPart(1, 0, 1, BEGINNING, PartitionPosition(0, 9, b"k"))])
+    assert member.is_news(1, 1, PartitionPosition(0, 9, b"k"))
+
+
 def test_progress_is_committed_late_and_never_over_changes() -> None:
     member = owning(1)
     far = {1: PartitionPosition(PROGRESS_MIN)}

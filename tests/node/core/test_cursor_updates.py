@@ -105,3 +105,11 @@ def test_reset_moves_the_cursor_and_fences_its_owner() -> None:
     assert moved == GroupCursor(6, NEXT, NOW, "")
     with pytest.raises(StaleGenerationError):
         after(CommitCursor(1, 5, HERE), moved)
+
+
+@pytest.mark.parametrize(
+    "behind", [BEGINNING, CursorPosition(6, 99, b"z"), HERE._replace(bound=8), CursorPosition(7)]
+)
+def test_late_commit_does_not_put_the_cursor_back(behind: CursorPosition) -> None:
+    assert after(CommitCursor(1, 5, behind)) == STORED
+    assert after(CommitCursor(1, 5, behind, after=HERE)) == GroupCursor(5, behind, NOW, "m1")

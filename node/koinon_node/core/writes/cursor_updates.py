@@ -120,8 +120,10 @@ class ClaimCursor:
 
 @dataclass(frozen=True, slots=True)
 class CommitCursor:
-    """Store a position for the owner of the cursor. With ``after``, the cursor must still have that
-    position: then a repeated commit is refused, and the writes of its batch with it.
+    """Store a position for the owner of the cursor. A position behind the stored one, of a late or
+    repeated commit, leaves the cursor alone. With ``after``, the cursor must still have that
+    position: then a repeated commit is refused, and the writes of its batch with it. Only so an
+    owner puts the cursor back.
     """
 
     partition_id: int
@@ -137,6 +139,8 @@ class CommitCursor:
         stored = decode_cursor(record.value) if record is not None else _NEW
         if record is None or stored.generation != self.generation:
             raise _stale(self, stored)
+        if self.after is None and self.position < stored.position:
+            return Decided(Change.LEAVE, record.value)
         if self.after is not None and stored.position != self.after:
             raise CursorMovedError(
                 partition_id=self.partition_id,
