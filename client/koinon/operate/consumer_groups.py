@@ -115,7 +115,7 @@ class GroupAdmin:
         return reply.group_id, reply.generation
 
     def delete(self, name: str) -> None:
-        """Delete a group, whose cursors are deleted already.
+        """Delete a group. Its cursors can then be deleted, by its id.
 
         Raises:
             GroupInUseError: the group has members.

@@ -85,6 +85,7 @@ class GroupSharing:
         self._times = times
         self._cores: dict[int, GroupMembers] = {}  # by group id
         self._raising: set[int] = set()  # groups whose generation is proposed
+        self._deleting: set[int] = set()  # groups whose deletion is proposed: nothing is granted
         # The requests that wait for news, by group id and member id.
         self._waiting: dict[tuple[int, str], asyncio.Event] = {}
         self._keyspaces: object = None  # as the groups know them
@@ -112,10 +113,12 @@ class GroupSharing:
         self._tell(group.group_id, core)
         await self._news(group.group_id, core, member, request)
         self._check_quorum(cluster_id)
-        group = named_group(term.state, wish.group)
+        found = term.state.groups.get(group.group_id)
+        if found is None:
+            raise UnavailableError(reason="the group was deleted: the member may join anew")
         granted = dict(core.answer(member))
         return Attended(
-            group=group,
+            group=found,
             granted=granted,
             revision=member.revision,
             members=len(core.members),
@@ -238,9 +241,17 @@ class GroupSharing:
         """
         await self._caught_up(cluster_id)
         group = named_group(self._term.state, name)
-        self._check_unused(self._core(group))
-        result = await self._committed(DeleteGroup(group_id=group.group_id), name)
+        core = self._core(group)
+        self._check_unused(core)
+        self._deleting.add(group.group_id)
+        try:
+            result = await self._committed(DeleteGroup(group_id=group.group_id), name)
+        finally:
+            self._deleting.discard(group.group_id)
         self._cores.pop(group.group_id, None)
+        for newest in [member.newest for member in core.members.values()]:  # they came meanwhile
+            core.leave(newest.member_id, newest.incarnation, newest.user, self._term.clock())
+        self._tell(group.group_id, core)
         log.info("group deleted group=%s id=%d", name, group.group_id)
         return result
 
@@ -274,8 +285,8 @@ class GroupSharing:
 
     def _act(self, group_id: int, core: GroupMembers, now: float) -> None:
         group = self._term.state.groups.get(group_id)
-        if group is None:
-            return  # it is being deleted
+        if group is None or group_id in self._deleting:
+            return
         has_left = not core.members and group.session_ms and now >= core.waits_until
         if core.act(now) or has_left:
             self._raising.add(group_id)
@@ -299,7 +310,7 @@ class GroupSharing:
         finally:
             self._raising.discard(group.group_id)
         now = self._term.clock()
-        if not isinstance(result, GroupChanged):
+        if not isinstance(result, GroupChanged) or group.group_id in self._deleting:
             core.retry(now)
             return
         count = core.grant(result.generation, session_s, now)

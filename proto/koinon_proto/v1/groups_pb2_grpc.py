@@ -108,7 +108,8 @@ class GroupsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Delete the cursors first: nobody finds them by name any more.
+        """Delete the cursors afterwards, by the group's id, which no later group has. A member that attends
+        meanwhile is refused with Unavailable, and may join anew.
         Errors: NotLeader, WrongCluster, UnknownGroup, GroupInUse, UnknownFate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -29,7 +29,7 @@ from koinon_proto.contract.groups import GroupStrategy
 from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
 from koinon_proto.contract.table import PartitionId
 from tests.coordinator.kit.load_states import PARTITIONS, small_state
-from tests.coordinator.kit.support import LeaderContext, run_term, settled
+from tests.coordinator.kit.support import LeaderContext, hold_proposals, run_term, settled
 from tests.kit.waiting import until
 
 SESSION_S = 60
@@ -245,6 +245,33 @@ def test_reset_takes_all_grants_and_pauses_and_a_second_call_ends_the_pause() ->
         await leader.raise_generation("billing", 0, "", forced=True)
         await shared(term, a)
         assert a.held == dict.fromkeys(ALL, 4)
+
+    with_term(test)
+
+
+def test_member_that_comes_while_the_group_is_deleted_is_granted_nothing_and_joins_anew() -> None:
+    async def test(term: LeaderContext) -> None:
+        leader, a = term.leadership.groups, Consumer(term, "a")
+        await a.ask()
+        await leader.leave("billing", "a", 1, "", "c0ffee")
+        await term.live(1.0, "n1", "n2", "n3")
+        proposed, release = hold_proposals(term)
+        deleting = asyncio.ensure_future(leader.delete("billing", ""))
+        await proposed.wait()
+        b = Consumer(term, "b")
+        known = (await b.ask()).revision
+        b.wish = replace(b.wish, known_revision=known)
+        asking = await b.waits()
+        await term.live(2.0, "n1", "n2", "n3")
+        assert not asking.done(), "nothing is granted of what may be deleted"
+        release.set()
+        first = await deleting
+        with pytest.raises(UnavailableError, match="join anew"):
+            await asking
+        again = await b.ask()
+        assert again.group.group_id > first.group_id
+        await shared(term, b)
+        assert b.held == dict.fromkeys(ALL, 1)
 
     with_term(test)
 

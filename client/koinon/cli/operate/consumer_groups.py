@@ -170,11 +170,10 @@ def delete(session: Session, name: Name, *, yes: Yes = False) -> Reply:
         def table() -> tables.Table:
             return table_of(admin.status())
 
-        admin.groups.raise_generation(name, forced=False, pause_ms=PAUSE_MS)
         cursors = nodes.read(table, group.group_id, timeout_s=timeout_s)
         held = [cursor.partition_id for cursor in cursors]
+        admin.groups.delete(name)  # first: a group that goes on must not lose positions
         nodes.delete(table, group.group_id, held, timeout_s=timeout_s)
-        admin.groups.delete(name)
     return Reply({"deleted": name}, f"Group {name} is deleted.")
 
 
