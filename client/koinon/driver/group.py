@@ -382,7 +382,7 @@ class Group(GroupMember):
 
 class AsyncGroup(GroupMember):
     """A consumer in a group, of the asyncio client. Made by :meth:`koinon.AsyncClient.group`; use
-    it with ``async with`` and ``async for``, which yields :class:`GroupBatch`.
+    it with ``async with`` and ``async for``, which yields :class:`GroupBatch`. One task iterates.
     """
 
     commit = awaitable(GroupMember.commit)  # type: ignore[assignment]
