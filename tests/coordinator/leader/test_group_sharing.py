@@ -255,13 +255,21 @@ def test_member_that_comes_while_the_group_is_deleted_is_granted_nothing_and_joi
         await a.ask()
         await leader.leave("billing", "a", 1, "", "c0ffee")
         await term.live(1.0, "n1", "n2", "n3")
+        c = Consumer(term, "c")
+        await c.ask()
+        proposed, raised = hold_proposals(term)
+        await term.live(1.0, "n1", "n2", "n3")
+        await proposed.wait()  # the generation that c is to be granted partitions with
+        await leader.leave("billing", "c", 1, "", "c0ffee")
         proposed, release = hold_proposals(term)
         deleting = asyncio.ensure_future(leader.delete("billing", ""))
         await proposed.wait()
-        b = Consumer(term, "b")
+        b = Consumer(term, "c", incarnation=2)
         known = (await b.ask()).revision
         b.wish = replace(b.wish, known_revision=known)
         asking = await b.waits()
+        await term.live(2.0, "n1", "n2", "n3")
+        raised.set()
         await term.live(2.0, "n1", "n2", "n3")
         assert not asking.done(), "nothing is granted of what may be deleted"
         release.set()
