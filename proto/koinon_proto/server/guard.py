@@ -15,6 +15,7 @@ import asyncio
 import inspect
 import logging
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ from koinon_proto.security.authorization import Caller, Concern, caller, concern
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
 from koinon_proto.server.connections import Endpoint, close_connection, endpoint_of
-from koinon_proto.server.header_floods import FloodWatch, UnderWay
+from koinon_proto.server.header_floods import FloodWatch
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Guard:
         self._reply_bytes = reply_bytes or {}
         self._kept_bytes = kept_bytes
         self._ticking: asyncio.TimerHandle | None = None
-        self.floods = FloodWatch(self._under_way, kept_bytes)
+        self.floods = FloodWatch(self._receiving, kept_bytes)
 
     @property
     def gate(self) -> Authenticator:
@@ -106,26 +107,13 @@ class Guard:
             self._ticking.cancel()
         self.floods.stop()
 
-    def _under_way(self) -> dict[Endpoint, UnderWay]:
-        """Return what calls may be sending that was not read yet, by connection. Called in another
-        thread: it goes through copies, which are made in one step.
+    def _receiving(self) -> Counter[Endpoint]:
+        """Return how many messages each connection may be sending. Called in another thread: it
+        goes through copies, which are made in one step.
         """
-        found: dict[Endpoint, UnderWay] = {}
-
-        def of(peer: str) -> UnderWay:
-            place = endpoint_of(peer)
-            return UnderWay() if place is None else found.setdefault(place, UnderWay())
-
-        for lane in self.lanes.values():
-            for peer, waiting in lane.waiting_calls():
-                of(peer).waiting += waiting
-            for call in list(lane.receiving):
-                of(call.peer).messages += 1
-        for stream in list(self._streams.values()):
-            found_here = of(stream.peer())
-            found_here.streams += 1
-            found_here.messages += stream.is_reading
-        return found
+        reading = [stream.peer() for stream in list(self._streams.values()) if stream.is_reading]
+        calls = [peer for lane in self.lanes.values() for peer in lane.peers_calling()]
+        return Counter(filter(None, map(endpoint_of, (*reading, *calls))))
 
     def guarded(self, path: str, handler: Any) -> Any:
         """Return the handler to register instead of this one; None for a method of the generated

@@ -5,29 +5,30 @@ limit on the way (``grpc.absolute_max_metadata_size`` does not help): ten connec
 blocks of 1 MB fill 300 MB a second.
 
 A call that reaches Python with too much metadata shows its connection. Other blocks never reach
-Python: they do not end, or the core still reads them. But the kernel counts what each connection
-has received, and the guard counts what it has read in messages. What is left are headers, frames,
-and the beginnings of messages of calls that Python has yet to see.
+Python: they do not end, or the core still reads them. But a block of more than 16 KiB needs
+CONTINUATION frames (RFC 9113, 6.10), which no caller with metadata within the limit sends, and the
+kernel shows what it has received and the core has not read yet. And the kernel counts what each
+connection has received, and the guard counts what it has read in messages.
 
     unexplained = received - messages read - a little for each call and for answers taken
 
-A connection that behaves has a window of 64 KiB for each call that is not read yet, and its calls
-reach Python soon. So a connection floods if it has sent more than all its windows together, or some
-and none of its calls has reached Python in half a second in which the event loop went round.
+So a connection floods if some of its bytes are unexplained and CONTINUATION frames wait in the
+kernel; or if more is unexplained than a caller may send before its messages are read, a window of
+64 KiB for each call: 32 windows if none of its calls has reached Python in this round, else more
+than all that it may have.
 
 The watch costs a look at ``/proc/self/statm`` ten times a second. Only while the process's memory
 rises does it look at the connections, in rounds of a second, and reset those that flood. Without
-``/proc`` (not Linux) it does nothing.
+``/proc`` (not Linux) it does nothing; of TLS it sees the counts only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -42,6 +43,7 @@ from koinon_proto.server.connections import (
     Endpoint,
     Received,
     endpoint_of,
+    peeked,
     received_by_port,
     reset_connections,
 )
@@ -53,9 +55,10 @@ METADATA_BYTES_MAX: Final = 16 * 1024
 """The most bytes of metadata that a call may have."""
 ALLOWED_BYTES: Final = 16 * 1024
 """The bytes of headers and frames that a connection may send in a round beside its calls."""
+SILENT_BYTES: Final = 2 << 20
+"""The windows of 32 calls, of which none has reached Python."""
 WINDOWS_BYTES: Final = 24 << 20
 """More than the windows of all calls (256 of 64 KiB) that a connection may have open unread."""
-SILENT_S: Final = 0.5
 RISE_BYTES: Final = 16 << 20
 """A rise of the process's memory within a second that is looked into."""
 _CALL_BYTES = 512  # headers of a call, whether or not it has sent its message
@@ -63,15 +66,9 @@ _SENT_BYTES_A_BYTE = 256  # of answers taken, for a byte of flow control (13 for
 _LOOK_S, _LOOKS_A_SECOND = 0.1, 10
 _ROUND_S, _ROUND_LOOK_S = 1.0, 0.05
 _PAGE_BYTES = 4096
-
-
-@dataclass(slots=True)
-class UnderWay:
-    """The calls of a connection that have reached Python and are not read, and its streams."""
-
-    waiting: int = 0  # for their admission
-    messages: int = 0  # that are being received: of calls that were admitted, and of streams
-    streams: int = 0
+_PEEKED_BYTES = 256 * 1024
+# Length (up to the 16 KiB that a frame may have), type, flags: none but END_HEADERS, stream.
+_CONTINUATION = re.compile(rb"(?=\x00[\x00-\x40].\x09[\x00\x04][\x00-\x7f].{3})", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -80,69 +77,33 @@ class _Read:
 
     calls: int = 0
     bytes: int = 0
-    lately: int = 0  # of the calls, in this round
 
 
 class Round:
     """The counts of one round of a watch, by connection; pure."""
 
     def __init__(self, began: Mapping[Endpoint, Received]) -> None:
-        self._began = dict(began)
+        self._began = began
         self._read: dict[Endpoint, _Read] = {}
-        self._silent: dict[Endpoint, float] = {}  # suspects without calls: since when
 
     def count(self, peer: Endpoint, message_bytes: int) -> None:
         """Count a message that was read from the connection."""
         read = self._read.setdefault(peer, _Read())
         read.calls += 1
         read.bytes += message_bytes
-        read.lately += 1
 
-    def floods(
-        self,
-        now: Mapping[Endpoint, Received],
-        under_way: Callable[[], Mapping[Endpoint, UnderWay]],
-        progress_s: float,
-    ) -> list[Endpoint]:
-        """Return the connections that flood. ``progress_s``: the seconds in which the event loop
-        went round, from any beginning.
-        """
-        suspects = self._suspects(now)
-        self._silent = {peer: at for peer, at in self._silent.items() if peer in suspects}
-        if not suspects:
-            return []
-        found, calls = [], under_way()
-        for peer, unexplained in suspects.items():
-            call = calls.get(peer, UnderWay())
-            if call != UnderWay() or self._read.get(peer, _Read()).lately:
-                self._silent.pop(peer, None)
-            else:
-                self._silent.setdefault(peer, progress_s)
-            is_silent = progress_s - self._silent.get(peer, progress_s) >= SILENT_S
-            if is_silent or unexplained > WINDOWS_BYTES + call.messages * MAX_MESSAGE_BYTES:
-                found.append(peer)
-        return found
-
-    @property
-    def is_undecided(self) -> bool:
-        """True while a connection may turn out to flood."""
-        return bool(self._silent)
-
-    def next(self, now: Mapping[Endpoint, Received]) -> Round:
-        """Return the round after this one. What suspects have sent stays counted."""
-        following, suspects = Round(now), self._suspects(now)
-        for peer in suspects:
-            following._began[peer] = self._began.get(peer, Received())
-            if (read := self._read.get(peer)) is not None:
-                following._read[peer] = _Read(read.calls, read.bytes)
-            if peer in self._silent:
-                following._silent[peer] = self._silent[peer]
-        return following
-
-    def _suspects(self, now: Mapping[Endpoint, Received]) -> dict[Endpoint, int]:
+    def suspects(self, now: Mapping[Endpoint, Received]) -> dict[Endpoint, int]:
         """Return the unexplained bytes of the connections that have sent more than is allowed."""
         unexplained = {peer: self._unexplained(peer, received) for peer, received in now.items()}
         return {peer: size for peer, size in unexplained.items() if size > ALLOWED_BYTES}
+
+    def most(self, peer: Endpoint, receiving: int) -> int:
+        """Return how many unexplained bytes the connection may have sent, which may be sending so
+        many messages.
+        """
+        if receiving or peer in self._read:
+            return WINDOWS_BYTES + receiving * MAX_MESSAGE_BYTES
+        return SILENT_BYTES
 
     def _unexplained(self, peer: Endpoint, received: Received) -> int:
         """Return the bytes that are neither messages nor what goes with calls and answers."""
@@ -152,35 +113,46 @@ class Round:
         return received.bytes - before.bytes - explained
 
 
+def has_continuations(data: bytes) -> bool:
+    """Return whether the data has a CONTINUATION frame and the header of the next one of the same
+    stream, wherever the first one begins. A message has such bytes only if somebody put them there
+    on purpose.
+    """
+    for found in _CONTINUATION.finditer(data):
+        at = found.start()
+        following = at + 9 + int.from_bytes(data[at : at + 3], "big")
+        same_stream = data[at + 5 : at + 9] == data[following + 5 : following + 9]
+        if same_stream and _CONTINUATION.match(data, following):
+            return True
+    return False
+
+
 class FloodWatch:
     """Watches the connections of one gRPC server, in a thread of its own: the event loop is late
     when a flood takes the CPU.
-
-    ``under_way`` is called in that thread.
     """
 
     def __init__(
-        self, under_way: Callable[[], Mapping[Endpoint, UnderWay]], kept_bytes: int = 0
+        self, receiving: Callable[[], Mapping[Endpoint, int]], kept_bytes: int = 0
     ) -> None:
-        """``kept_bytes`` of freed memory are kept after a flood."""
+        """``receiving`` returns how many messages a connection may be sending, of calls that were
+        admitted; it is called in the watch's thread. ``kept_bytes`` of freed memory are kept after
+        a flood.
+        """
         self.ports: set[int] = set()  # at which the server listens
         self.closed = 0  # connections, since the start
-        self._under_way, self._kept_bytes = under_way, kept_bytes
+        self._receiving, self._kept_bytes = receiving, kept_bytes
         self._round: Round | None = None
-        self._switching = threading.Lock()
         self._reported: set[Endpoint] = set()  # by calls, not reset yet
         self._wake = threading.Event()
         self._is_stopping = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._went_round = True  # the loop, since it was asked to say so
-        self._progress_s = 0.0  # in which the loop went round
 
     def count(self, peer: str, message_bytes: int) -> None:
         """Count a message that was read, by gRPC's name of the peer."""
         if self._round is not None and (place := endpoint_of(peer)) is not None:
-            with self._switching:
-                if self._round is not None:
-                    self._round.count(place, message_bytes)
+            current = self._round
+            if current is not None:
+                current.count(place, message_bytes)
 
     def check(self, context: Any) -> None:
         """Have the connection of a call with too much metadata reset.
@@ -198,8 +170,7 @@ class FloodWatch:
             )
 
     def start(self) -> None:
-        """Watch from now on, beside the running loop."""
-        self._loop = asyncio.get_running_loop()
+        """Watch from now on."""
         threading.Thread(target=self._run, name="flood-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -214,34 +185,31 @@ class FloodWatch:
             if size - min(lately) > RISE_BYTES:
                 while self._look_for_a_round():
                     lately.clear()
-                self._round = None
             self._wait(_LOOK_S)
 
     def _look_for_a_round(self) -> bool:
-        """Reset what floods within a second from now; return whether to look on."""
-        now = received_by_port(self.ports)
-        with self._switching:  # no message may be counted in neither of the rounds
-            current = self._round = Round(now) if self._round is None else self._round.next(now)
+        """Reset what floods within a second from now; return whether something did."""
+        self._round = current = Round(received_by_port(self.ports))
         closed, until = self.closed, monotonic() + _ROUND_S
         while monotonic() < until and not self._is_stopping:
             self._wait(_ROUND_LOOK_S)
-            self._follow_loop()
-            now = received_by_port(self.ports)
-            self._reset(current.floods(now, self._under_way, self._progress_s))
+            if suspects := current.suspects(received_by_port(self.ports)):
+                self._reset(self._floods(current, suspects))
+        self._round = None
         if self.closed > closed:
             memory.trim(self._kept_bytes)  # gRPC has freed what it read; the system should have it
-        return (self.closed > closed or current.is_undecided) and not self._is_stopping
+        return self.closed > closed and not self._is_stopping
 
-    def _follow_loop(self) -> None:
-        """Count the time between two looks if the loop went round meanwhile."""
-        if self._went_round and self._loop is not None:
-            self._went_round = False
-            self._progress_s += _ROUND_LOOK_S
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._note_round)
-
-    def _note_round(self) -> None:
-        self._went_round = True
+    def _floods(self, current: Round, suspects: Mapping[Endpoint, int]) -> list[Endpoint]:
+        """Return those of the connections that flood."""
+        receiving = self._receiving()
+        waiting = peeked(suspects, _PEEKED_BYTES)
+        return [
+            peer
+            for peer, unexplained in suspects.items()
+            if unexplained > current.most(peer, receiving.get(peer, 0))
+            or has_continuations(waiting.get(peer, b""))
+        ]
 
     def _wait(self, seconds: float) -> None:
         """Wait, or reset the connections of calls with too much metadata, once there are some."""
