@@ -13,7 +13,7 @@ import pytest
 import koinon
 from koinon.client import Client
 from koinon.core.feeds import PartitionPosition
-from koinon.driver.group_consumer import KeyspaceChanges
+from koinon.core.groups import KeyspaceChanges
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
 from koinon_proto.contract.errors import (

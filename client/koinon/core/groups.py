@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from koinon.core.feeds import FeedPart, PartitionPosition
+from koinon.core.feeds import ChangeBatch, FeedPart, PartitionPosition
+from koinon.core.target import Target
 
 BEGINNING: Final = PartitionPosition()
 PROGRESS_S: Final = 60.0
@@ -316,3 +317,13 @@ def split(
             found.append(FeedPart(part.partition_id, start, row + 1, before, place))
             start, before = row + 1, place
     return [*found, FeedPart(part.partition_id, start, part.end, before, part.after)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyspaceChanges:
+    """Changes of one keyspace, and the parts of partitions with their generations."""
+
+    target: Target
+    batch: ChangeBatch
+    parts: Sequence[FeedPart]
+    generations: Mapping[int, int]

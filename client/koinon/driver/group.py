@@ -9,10 +9,10 @@ from typing import Any, Self, TypedDict
 from koinon.core.atomic import PartitionOperations
 from koinon.core.feeds import Change, FeedPart
 from koinon.core.group_options import GroupOptions, Start, Strategy
-from koinon.core.groups import OwnershipChange, split
+from koinon.core.groups import KeyspaceChanges, OwnershipChange, split
 from koinon.driver.batch import BatchBuilder
 from koinon.driver.client_api import awaitable
-from koinon.driver.group_consumer import GroupConsumer, KeyspaceChanges, as_stale
+from koinon.driver.group_consumer import GroupConsumer, as_stale
 from koinon_proto.contract.errors import (
     ClientClosedError,
     InvalidArgumentError,

@@ -19,7 +19,6 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from koinon.core.atomic import PartitionOperations
@@ -30,9 +29,9 @@ from koinon.core.cursor_rows import (
     CursorWork,
     StoredCursor,
 )
-from koinon.core.feeds import ChangeBatch, FeedPart, FeedPositions, PartitionPosition
+from koinon.core.feeds import ChangeBatch, FeedPositions, PartitionPosition
 from koinon.core.group_options import GroupOptions
-from koinon.core.groups import BEGINNING, Grant, Membership, OwnershipChange
+from koinon.core.groups import BEGINNING, Grant, KeyspaceChanges, Membership, OwnershipChange
 from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.change_feed import TIMEOUT_MS, ChangeFeed, FeedQuery
@@ -57,16 +56,6 @@ _EMPTY_BATCH_S = 1.0
 _AGAIN_S = 0.2  # before a claim or a request that failed is repeated
 _LEAVE_S = 2.0
 _ANSWER_S_MAX = 2.0  # for which an answer may be late, after a third of the session
-
-
-@dataclass(frozen=True, slots=True)
-class KeyspaceChanges:
-    """Changes of one keyspace, and the parts of partitions with their generations."""
-
-    target: Target
-    batch: ChangeBatch
-    parts: Sequence[FeedPart]
-    generations: Mapping[int, int]
 
 
 class GroupConsumer:
@@ -147,7 +136,7 @@ class GroupConsumer:
             return change
         if self._error is not None:
             raise self._error
-        for keyspace_id, feed in self._feeds.items():
+        for keyspace_id, feed in list(self._feeds.items()):
             try:
                 taken = feed.take()
             except UnknownKeyspaceError:
@@ -161,6 +150,8 @@ class GroupConsumer:
             if taken is not None:
                 batch, parts = taken
                 membership.deliver(parts)
+                # The others come first next time: a busy keyspace must not keep them waiting.
+                self._feeds[keyspace_id] = self._feeds.pop(keyspace_id)
                 held = {part.partition_id for part in parts}
                 generations = {p: self._followed[p].generation for p in held}
                 return KeyspaceChanges(self._targets[keyspace_id], batch, parts, generations)
