@@ -162,15 +162,13 @@ GRPC = [
 
 
 @pytest.mark.parametrize(("name", "member"), GRPC)
-def test_flood_of_header_blocks_is_cut_and_costs_no_lease(
+def test_flood_of_header_blocks_costs_no_lease_and_fills_no_log(
     flooded: Flooded, name: str, member: str
 ) -> None:
     cluster = flooded.cluster
     before = _log_lines(cluster)
     with watched(flooded, member, HEADERS_BYTES_MAX, operations_min=1):
         flood(name, cluster.address(member), 10, SECONDS)
-    closed = scrape(cluster.metrics_address(member)).sum("koinon_flooding_connections_closed_total")
-    assert closed >= 1
     assert _log_lines(cluster) - before < 200
 
 
