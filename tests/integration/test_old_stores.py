@@ -25,7 +25,7 @@ COPIED = [
     *((False, "on"), (True, "off")),
     *(pytest.param(*case, marks=pytest.mark.long) for case in ((True, "on"), (False, "off"))),
 ]
-"""Whether the node was stopped when its directory was copied, and whether it has a log."""
+"""Pairs: the node was stopped when its directory was copied; the node has a log."""
 
 
 def started(make_cluster: ClusterFactory, copies: int, log: str, nodes: int = 2) -> LocalCluster:

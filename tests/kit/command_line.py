@@ -11,7 +11,7 @@ from typer import testing
 
 from koinon.cli.app import make_app
 
-# What CliRunner makes of an app, at each call.
+# CliRunner builds this click command from the typer app at each call; here it is built once.
 testing._get_command = functools.cache(testing._get_command)  # type: ignore[attr-defined]
 
 

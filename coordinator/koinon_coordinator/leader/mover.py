@@ -95,7 +95,7 @@ class Mover:
         self.loads[number] = load
 
     def load_facts(self) -> LoadFacts:
-        """Return what plans by load rest on, besides the state."""
+        """Return the nodes' reports of load and the recent moves, which plans by load need."""
         now = self._term.clock()
         self._recent.observe(self._term.state.moves.keys(), now)
         return LoadFacts(room=self.room(), loads=self.loads, resting=self._recent.resting(now))

@@ -86,7 +86,7 @@ def test_lost_partition_is_told_before_it_is_granted_again() -> None:
 
 
 def test_generation_is_held_once() -> None:
-    """What was delivered before the loss may still be committed under the generation."""
+    """A commit of changes that were delivered before the loss may still be under way."""
     member = owning(1, 2, 3)
     member.refused(1, 1)
     member.answered(grants(1, 3), 2, 1.0, 1.0)

@@ -133,7 +133,7 @@ class Trace:
     # --- what must hold ------------------------------------------------------------------------
 
     def complaints(self) -> list[str]:
-        """Return what the trace broke."""
+        """Return a line for each rule that the trace broke."""
         return [*self._too_often(), *self._too_many(), *self._too_uneven()]
 
     def _too_often(self) -> list[str]:

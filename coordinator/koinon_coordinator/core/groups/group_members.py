@@ -85,7 +85,8 @@ class Member:
     heard_at: float
     former: tuple[int, ...] = ()  # incarnations that were replaced
     granted: dict[PartitionId, int] = field(default_factory=dict)
-    # What this leader has told the member, or has adopted, and the member has not released since.
+    # Partitions that an answer has named or this leader has adopted, and that no later request of
+    # the member has left out.
     may_hold: set[PartitionId] = field(default_factory=set)
     is_suspect: bool = False  # its session was over at the last tick
     _revision: int | None = None  # derived from ``granted``, on demand

@@ -99,7 +99,7 @@ def decide_creation(wish: AttendWish, now_ms: int) -> CreateGroup:
 
 
 def decide_pause(pause_ms: int) -> float:
-    """Return how many seconds a group is to be without grants.
+    """Return the pause of a group's grants in seconds.
 
     Raises:
         InvalidArgumentError.

@@ -164,7 +164,7 @@ class LoadLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadAim:
-    """How even the load is to be, and by what means."""
+    """The target of a plan by load, and the kinds of moves that the plan may use."""
 
     target: float = TARGET
     leaders_only: bool = False
